@@ -1,0 +1,138 @@
+"""What several test modules need: small datasets, configs, and runs of the real command in real processes."""
+
+import json
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and several processes at a time
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from numpy.typing import ArrayLike
+from safetensors.numpy import save_file
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+# The model of oracles' golden curves: 110,688 parameters.
+SMALL_MODEL = {"vocab_size": 257, "context_length": 32, "emb_dim": 48, "n_heads": 4, "n_layers": 3, "dropout": 0.0}
+
+
+def golden_tokens(count: int) -> np.ndarray:
+    """The token stream of the golden curves: a linear congruential generator with an uneven distribution."""
+    tokens, state = [], 1
+    for _ in range(count):
+        state = (1103515245 * state + 12345) % 2**31
+        tokens.append(((state >> 16) % 1000) % (1 + (state >> 8) % 97))
+    return np.array(tokens)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended."""
+
+    status: int
+    output: str
+    errors: str
+    folder: Path
+    """checkpoints/<run>."""
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        """The lines of one kind."""
+        return [line for line in self.lines if line["kind"] == kind]
+
+    @property
+    def losses(self) -> list[float]:
+        """The training loss of each step."""
+        return [line["loss"] for line in self.of_kind("train")]
+
+
+class Workplace:
+    """A folder with configs, datasets and checkpoints of its own, and the command that trains in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.datasets = folder / "datasets"
+        self.checkpoints = folder / "checkpoints"
+
+    def write_tokens(self, name: str = "data", file: str = "train", tokens: ArrayLike | None = None) -> Path:
+        """Writes a token file of a dataset; the golden tokens unless others are given."""
+        path = self.datasets / name / f"{file}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        values = golden_tokens(30_000).astype(np.uint16) if tokens is None else np.asarray(tokens)
+        save_file({"tokens": values}, path)
+        return path
+
+    def write_config(self, name: str = "run", **sections: Any) -> Path:
+        """Writes a config: 10 steps of 512 golden tokens on the small model, but for the sections given."""
+        config: dict[str, Any] = {
+            "model": SMALL_MODEL,
+            "data": {"dataset": "data", "train_tokens": 5120, "validation_start": 25_000, "validation_tokens": 640},
+            "batch": {"world_size": 2, "microbatch": 4, "accumulation": 2},
+            "precision": {"amp": "off", "matmul": "highest"},
+            "evaluation": {"every": 4},
+            "checkpoint": {"every": 5},
+        }
+        for section, values in sections.items():
+            if isinstance(values, dict) and isinstance(config.get(section), dict):
+                values = {**config[section], **values}
+            config[section] = values
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    def train(
+        self, config: Path | str, *options: str, processes: int = 1, output: str = "checkpoints", timeout: float = 240
+    ) -> Finished:
+        """Runs ddp_train.py, under torchrun if there are several processes."""
+        process = self.start(config, *options, processes=processes, output=output)
+        out, errors = process.communicate(timeout=timeout)
+        return Finished(process.returncode, out, errors, self.folder / output / Path(config).stem)
+
+    def start(
+        self, config: Path | str, *options: str, processes: int = 1, output: str = "checkpoints"
+    ) -> "subprocess.Popen[str]":
+        """Starts ddp_train.py without waiting for it."""
+        launcher = [sys.executable]
+        if processes > 1:
+            launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        command = [*launcher, str(REPOSITORY / "ddp_train.py"), str(config), str(self.datasets)]
+        return subprocess.Popen(
+            [*command, "--output", str(self.folder / output), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=self.folder,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "error::FutureWarning"},
+        )
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Workplace:
+    """An empty workplace with the golden tokens as its dataset `data`."""
+    place = Workplace(tmp_path)
+    place.write_tokens()
+    return place
+
+
+@pytest.fixture(scope="session")
+def shared_workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
+    """The same, kept for the whole session: for runs that several tests look at."""
+    place = Workplace(tmp_path_factory.mktemp("shared"))
+    place.write_tokens()
+    return place
+
+
+Train = Callable[..., Finished]

@@ -1,0 +1,398 @@
+"""The report of a run: the figures in its Markdown, its charts, and how a damaged metrics.jsonl is read."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from training.errors import UserError
+from training.report import MOST_POINTS, bin_curve, read_metrics, summary_lines, write_report
+
+CHARTS = ("loss.png", "grad_norm.png", "learning_rate.png")
+CONFIG = {
+    "interventions": ["gradient-clipping", "no-dropout"],
+    "overrides": ["optimizer.clip_norm=0.5"],
+    "data": {"dataset": "gpjt/fineweb-gpt2-tokens"},
+    "optimizer": {"name": "adamw", "clip_norm": 0.5},
+}
+
+
+def train_row(step: int, **changes: Any) -> dict[str, Any]:
+    """The row of a step of 1,024 tokens that took half a second."""
+    row: dict[str, Any] = {
+        "kind": "train",
+        "step": step,
+        "tokens": 1024 * step,
+        "loss": 4.0 + 2.0 / step,
+        "loss_min": 3.5 + 2.0 / step,
+        "loss_max": 4.5 + 2.0 / step,
+        "learning_rate": 1e-3,
+        "grad_norm": 0.4,
+        "clipped": False,
+        "skipped": False,
+        "target_tokens": 1024,
+        "tokens_per_second": 2048.0,
+        "seconds": 0.5 * step,
+    }
+    return row | changes
+
+
+def bad_row(step: int) -> dict[str, Any]:
+    return train_row(step, loss=None, loss_min=None, loss_max=None, grad_norm=None, skipped=True)
+
+
+def validation_row(step: int, loss: float | None, **changes: Any) -> dict[str, Any]:
+    row = {"kind": "validation", "step": step, "loss": loss, "target_tokens": 4096, "bits_per_byte": None}
+    return row | changes
+
+
+def event(step: int, name: str, **values: Any) -> dict[str, Any]:
+    return {"kind": "event", "step": step, "event": name, **values}
+
+
+def begin(step: int, name: str, world_size: int, **values: Any) -> dict[str, Any]:
+    layout = {"world_size": world_size, "microbatch": 2, "accumulation": 4 // world_size}
+    sentence = f"global batch 8 = {world_size} x 2 x {4 // world_size}"
+    return event(
+        step,
+        name,
+        total_steps=20,
+        parameters=163009536,
+        tokens_per_step=1024,
+        layout={**layout, "sentence": sentence},
+        device="cpu",
+        machine=f"box {world_size}",
+        torch="2.13.0",
+        dataset_revision="abc123",
+        **values,
+    )
+
+
+def write_run(folder: Path, rows: list[dict[str, Any]], config: dict[str, Any] | None = None) -> Path:
+    folder.mkdir()
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG if config is None else config))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    return folder
+
+
+def full_run(folder: Path) -> Path:
+    """20 steps, resumed after 10 on a machine twice as fast: one overflow, one non-finite step, 3 clipped."""
+    rows = [begin(0, "start", 1)]
+    for step in range(1, 11):
+        rows.append(bad_row(step) if step in (1, 7) else train_row(step))
+        if step in (1, 7):
+            rows.append(event(step, "nonfinite", loss_scale=65536.0, overflow=step == 1))
+    rows += [
+        validation_row(10, 4.25, bits_per_byte=1.31),
+        event(10, "checkpoint", checkpoint="step_00000010", best=True, seconds=0.1),
+        event(10, "sample", prompt="Every effort", text="an older text"),
+        event(10, "stopped"),
+        begin(10, "resume", 2, checkpoint="step_00000010"),
+    ]
+    for step in range(11, 21):
+        clipped = step in (12, 13, 14)
+        norm = 2.5 if step == 13 else 0.6 if clipped else 0.4
+        rows.append(train_row(step, seconds=5.0 + 0.25 * (step - 10), grad_norm=norm, clipped=clipped))
+    rows += [
+        validation_row(15, math.log(64), bits_per_byte=1.25),
+        validation_row(20, 4.2, bits_per_byte=1.27),
+        event(20, "sample", prompt="Every effort", text=" ends in ```` and\n```python\n# code"),
+        event(20, "finished", seconds=7.5, tokens=20480, best_step=15),
+    ]
+    return write_run(folder, rows)
+
+
+def cells(report: str) -> list[list[str]]:
+    """The table rows of a Markdown text."""
+    lines = [line for line in report.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the full run, with its report."""
+    run = full_run(tmp_path_factory.mktemp("report") / "tiny|run")
+    (run / "loss.png").write_bytes(b"an older chart")
+    assert write_report(run) == run / "report.md"
+    return run
+
+
+@pytest.fixture(scope="module")
+def odd_report(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The report of a run that exploded: no clipping, and a last validation on more tokens than the first."""
+    rows = [
+        train_row(1, seconds=1.0, grad_norm=0.0, loss=0),
+        validation_row(1, 4.0),
+        train_row(2, seconds=146300.0, grad_norm=1e9, loss=1e6),
+        validation_row(2, 4.1, target_tokens=8192),
+        event(2, "sample", prompt="a\rb", text="half \ud83d"),
+    ]
+    run = write_run(tmp_path_factory.mktemp("odd") / "run", rows, config={"optimizer": {"clip_norm": None}})
+    return write_report(run).read_text()
+
+
+def test_summary_lines_of_a_finished_run(tmp_path: Path) -> None:
+    metrics = read_metrics(full_run(tmp_path / "run") / "metrics.jsonl")
+    assert summary_lines(metrics) == [
+        "Training complete in 7.500 seconds",
+        "Tokens seen: 20,480",
+        "Throughput: 2,731 tokens/second",
+        "Final train loss: 4.100",
+        "Final validation loss: 4.200 (best: 4.159 at step 15)",
+    ]
+
+
+def test_summary_lines_have_the_forerunners_words_and_figures(tmp_path: Path) -> None:
+    """1xrtx3090-stacked-interventions: 33,165 steps of 98,304 tokens in 146,300 s at 22,285 tokens/s."""
+    last = train_row(33165, tokens=3260252160, seconds=146300.0, loss=3.538161)
+    run = write_run(tmp_path / "run", [last, event(33165, "finished")])
+    assert summary_lines(read_metrics(run / "metrics.jsonl")) == [
+        "Training complete in 146,300.000 seconds",
+        "Tokens seen: 3,260,252,160",
+        "Throughput: 22,285 tokens/second",
+        "Final train loss: 3.538",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "first", "loss"),
+    [
+        ([begin(0, "start", 1), train_row(2)], "Training reached step 2 of 20 in 1.000 seconds", "5.000"),
+        (
+            [begin(0, "start", 1), bad_row(2), event(2, "stopped")],
+            "Training reached step 2 of 20 in 1.000 seconds",
+            "not finite",
+        ),
+        ([train_row(2)], "Training reached step 2 in 1.000 seconds", "5.000"),
+    ],
+)
+def test_summary_lines_of_an_unfinished_run(tmp_path: Path, rows: list[dict[str, Any]], first: str, loss: str) -> None:
+    run = write_run(tmp_path / "run", rows)
+    lines = summary_lines(read_metrics(run / "metrics.jsonl"))
+    assert lines[0] == first
+    assert lines[-1] == f"Final train loss: {loss}"
+
+
+def test_report_has_the_runs_figures(reported: Path) -> None:
+    report = (reported / "report.md").read_text()
+    assert report.startswith("# tiny|run\n\nFinished: step 20 of 20.\n")
+    table = cells(report)
+    for row in (
+        ["Best validation", "15", "4.158883", "64.00", "1.2500", "4,096"],
+        ["Final validation", "20", "4.200000", "66.69", "1.2700", "4,096"],
+        ["Final training step", "20", "4.100000", "60.34", "-", "1,024"],
+        ["Interventions", "gradient-clipping, no-dropout"],
+        ["Overrides", "`optimizer.clip_norm=0.5`"],
+        ["Parameters", "163,009,536"],
+        ["Tokens per step", "1,024"],
+        ["Dataset", "gpjt/fineweb-gpt2-tokens, revision abc123"],
+        ["Steps", "20 of 20"],
+        ["Tokens seen", "20,480"],
+        ["Training time", "7.5 s"],
+        ["Throughput", "2,731 tokens/s"],
+        ["step 0", "global batch 8 = 1 x 2 x 4", "box 1", "cpu", "2.13.0", "2,048 tokens/s"],
+        [
+            "step 10, from step_00000010",
+            "global batch 8 = 2 x 2 x 2",
+            "box 2",
+            "cpu",
+            "2.13.0",
+            "4,096 tokens/s",
+        ],
+        ["Clipped steps", "3 of 20 (15.00%), at norm 0.5"],
+        ["Skipped steps", "2 of 20 (10.00%)"],
+        ["Non-finite steps", "1 (step 7)"],
+        ["Loss-scale overflows", "1 (step 1); the loss scaler's search, not counted as non-finite"],
+        ["Gradient norm before clipping, median", "0.4"],
+        ["largest", "2.5 at step 13"],
+    ):
+        assert row in table
+    for chart in CHARTS:
+        assert f"]({chart})" in report
+    assert "clip_norm: 0.5" in report
+
+
+def test_sample_with_backticks_stays_in_its_fence(reported: Path) -> None:
+    report = (reported / "report.md").read_text()
+    assert "`````\n ends in ```` and\n```python\n# code\n`````\n" in report
+    assert "an older text" not in report
+
+
+def test_charts_are_pictures_and_nothing_else_is_left(reported: Path) -> None:
+    for chart in CHARTS:
+        content = (reported / chart).read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        assert content.endswith(b"IEND\xaeB`\x82")
+        assert int.from_bytes(content[16:20]) == 1080  # the width in the PNG's header
+    assert {path.name for path in reported.iterdir()} == {
+        *CHARTS,
+        "report.md",
+        "config.yaml",
+        "metrics.jsonl",
+    }
+
+
+def test_writing_again_gives_the_same_files(reported: Path) -> None:
+    names = ("report.md", *CHARTS)
+    first = [(reported / name).read_bytes() for name in names]
+    write_report(reported)
+    assert [(reported / name).read_bytes() for name in names] == first
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        ([], "Not finished: step 0."),
+        (
+            [begin(0, "start", 1), event(0, "stopped")],
+            "Stopped by `--stop-after`, can be resumed: step 0 of 20.",
+        ),
+        ([begin(0, "start", 1), validation_row(0, 5.5)], "Not finished: step 0 of 20."),
+        (
+            [begin(0, "start", 1), train_row(1, seconds=0.0), event(1, "interrupted")],
+            "Interrupted, can be resumed: step 1 of 20.",
+        ),
+        ([bad_row(1), bad_row(2), validation_row(2, None)], "Not finished: step 2."),
+    ],
+    ids=["empty", "no step", "validation only", "one step in no time", "nothing finite"],
+)
+def test_reports_of_runs_with_little_in_them(tmp_path: Path, rows: list[dict[str, Any]], status: str) -> None:
+    run = write_run(tmp_path / "run", rows, config={})
+    assert status in write_report(run).read_text()
+    assert summary_lines(read_metrics(run / "metrics.jsonl"))
+    for chart in CHARTS:
+        assert (run / chart).stat().st_size > 1000
+
+
+def test_long_run_is_drawn_from_bins(tmp_path: Path) -> None:
+    """More steps than points, huge first losses and a spike, for which the axis is cut."""
+    steps = [train_row(step, loss=3.5 + 30 / step, loss_max=4.0 + 30 / step) for step in range(1, 2501)]
+    steps[2000] = train_row(2001, grad_norm=500.0, loss=40.0, loss_max=45.0)
+    run = write_run(tmp_path / "run", steps)
+    assert "| largest | 500 at step 2,001 |" in write_report(run).read_text()
+
+
+def test_bins_keep_the_extremes_and_the_mean() -> None:
+    random = np.random.default_rng(0)
+    step = np.arange(1.0, 33166.0)
+    mean = random.normal(size=len(step))
+    low, high = mean - 1, mean + 1
+    low[12345], high[23456], mean[777] = -50.0, 60.0, np.nan
+    mean[17 * 100 : 17 * 101] = np.nan
+    middle, means, lows, highs = bin_curve(step, mean, low, high)
+    assert len(middle) == len(means) == len(lows) == len(highs) == 1951  # bins of 17 steps
+    assert len(middle) <= MOST_POINTS
+    assert (middle[0], middle[-1]) == (9.0, 33158.0)
+    assert np.nanmin(lows) == -50.0
+    assert np.nanmax(highs) == 60.0
+    assert np.argmin(lows) == 12345 // 17
+    assert np.flatnonzero(np.isnan(means)).tolist() == [100]
+    assert means[777 // 17] == pytest.approx(np.nanmean(mean[765:782]))
+    assert means[5] == pytest.approx(mean[85:102].mean())
+
+
+def test_short_curves_are_left_as_they_are() -> None:
+    step = np.arange(1.0, MOST_POINTS + 1)
+    assert bin_curve(step, step, step, step)[0] is step
+
+
+def test_reads_rows_in_order_with_null_as_nan(tmp_path: Path) -> None:
+    metrics = read_metrics(full_run(tmp_path / "run") / "metrics.jsonl")
+    assert metrics.train["step"].tolist() == list(range(1, 21))
+    assert np.isnan(metrics.train[6]["loss"])
+    assert metrics.train[6]["skipped"]
+    assert metrics.validation["loss"].tolist() == [4.25, math.log(64), 4.2]
+    assert [found["step"] for found in metrics.events_named("start", "resume")] == [0, 10]
+
+
+def test_cut_last_line_is_ignored(tmp_path: Path) -> None:
+    path = full_run(tmp_path / "run") / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write('{"kind": "event", "step": 21, "event": "sample", "text": "ü'.encode()[:-1])
+    metrics = read_metrics(path)
+    assert len(metrics.train) == 20
+    assert metrics.events[-1]["event"] == "finished"
+
+
+def test_last_line_that_only_lacks_its_newline_counts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [train_row(1), train_row(2)])
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().removesuffix("\n"))
+    assert len(read_metrics(path).train) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("garbage", "Expecting value"),
+        ("", "Expecting value"),
+        ("[1, 2]", "no train, validation or event row"),
+        ('{"kind": "trian", "step": 2}', "no train, validation or event row"),
+        ('{"kind": ["train"], "step": 2}', "no train, validation or event row"),
+        ('{"kind": "event", "step": 2}', "no train, validation or event row"),
+        ('{"kind": "validation", "step": 2, "loss": NaN}', "NaN is not JSON"),
+        (json.dumps(validation_row(2, 3.0)).replace("3.0", "1e999"), "loss must be a finite float, got inf"),
+        (json.dumps(train_row(2, loss="3.5")), "loss must be a finite float, got '3.5'"),
+        (json.dumps(train_row(2, tokens=None)), "tokens must be a finite int, got None"),
+        (json.dumps(train_row(2, clipped=1)), "clipped must be a finite bool, got 1"),
+        (json.dumps(train_row(1)), "step 1 comes after step 1"),
+        ("\udcff", "codec can't decode"),
+    ],
+)
+def test_garbage_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(train_row(1)), line, json.dumps(train_row(3))]
+    path.write_bytes("".join(f"{one}\n" for one in lines).encode(errors="surrogateescape"))
+    with pytest.raises(UserError) as error:
+        read_metrics(path)
+    assert f"{path}, line 2: " in str(error.value)
+    assert problem in str(error.value)
+
+
+def test_garbage_in_a_complete_last_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(train_row(1)) + "\n{\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: "):
+        read_metrics(path)
+
+
+@pytest.mark.parametrize("missing", ["config.yaml", "metrics.jsonl"])
+def test_missing_file_is_named(tmp_path: Path, missing: str) -> None:
+    run = full_run(tmp_path / "run")
+    (run / missing).unlink()
+    with pytest.raises(UserError, match=f"{missing}: there is no such file"):
+        write_report(run)
+
+
+@pytest.mark.parametrize("text", [b"a: [", b"- a list", b"\xff\xfe\xff"])
+def test_broken_config_is_named(tmp_path: Path, text: bytes) -> None:
+    run = full_run(tmp_path / "run")
+    (run / "config.yaml").write_bytes(text)
+    with pytest.raises(UserError, match=r"config\.yaml: .*restore the file"):
+        write_report(run)
+
+
+def test_validations_of_different_ranges_are_pointed_out(reported: Path, odd_report: str) -> None:
+    sentence = "do not all cover the same tokens"
+    assert sentence in odd_report
+    assert sentence not in (reported / "report.md").read_text()
+
+
+def test_half_a_character_in_a_sample_does_not_stop_the_report(odd_report: str) -> None:
+    assert "half ?" in odd_report
+
+
+def test_clipping_that_is_off_is_said(odd_report: str) -> None:
+    assert "| Clipped steps | clipping is off |" in odd_report
+
+
+def test_perplexity_of_an_exploded_loss_does_not_overflow(odd_report: str) -> None:
+    assert "| Final training step | 2 | 1000000.000000 | over 1e13 | - | 1,024 |" in odd_report
+
+
+def test_duration_of_a_long_run(odd_report: str) -> None:
+    assert "| Training time | 146,300 s (40 h 38 min) |" in odd_report

@@ -1,0 +1,95 @@
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from training.errors import UserError
+from training.prepare import END_OF_TEXT, train_tokenizer
+from training.tokenizer import load_tokenizer, token_byte_lengths
+
+TEXTS = [
+    "Every effort moves you",
+    "def f(x):\n\treturn x  # naïve café, 100 €\r\n",
+    "日本語のテキスト, Ελληνικά, русский",
+    "emoji 🙂‍↔️ and \x00 \x7f control",
+    "",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(["Every naïve café moves 日本語 🙂 " * 20, "def f(x):\n    return x\n" * 20], 320)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_byte_lengths_add_up_to_the_utf8_bytes_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    lengths = token_byte_lengths(tokenizer, tokenizer.get_vocab_size())
+    assert lengths is not None
+    assert lengths[tokenizer.encode(text).ids].sum() == len(text.encode())
+
+
+def test_every_single_byte_token_counts_one(tokenizer: Tokenizer) -> None:
+    lengths = token_byte_lengths(tokenizer, 320)
+    assert lengths is not None
+    assert [lengths[tokenizer.token_to_id(letter)] for letter in pre_tokenizers.ByteLevel.alphabet()] == [1] * 256
+
+
+def test_special_tokens_and_ids_without_a_token_count_nothing(tokenizer: Tokenizer) -> None:
+    padded_to = tokenizer.get_vocab_size() + 64
+    lengths = token_byte_lengths(tokenizer, padded_to)
+    assert lengths is not None
+    assert lengths.shape == (padded_to,)
+    assert lengths[tokenizer.token_to_id(END_OF_TEXT) :].tolist() == [0] * 65
+    assert lengths[: tokenizer.token_to_id(END_OF_TEXT)].min() == 1
+
+
+def test_ids_beyond_the_vocabulary_of_the_model_are_left_out(tokenizer: Tokenizer) -> None:
+    lengths = token_byte_lengths(tokenizer, 10)
+    assert lengths is not None
+    assert lengths.tolist() == [1] * 10
+
+
+def test_added_plain_tokens_count_their_bytes_not_their_characters(tokenizer: Tokenizer) -> None:
+    extended = Tokenizer.from_str(tokenizer.to_str())
+    extended.add_tokens([AddedToken("€ 日", normalized=False)])
+    lengths = token_byte_lengths(extended, extended.get_vocab_size())
+    assert lengths is not None
+    assert lengths[extended.token_to_id("€ 日")] == 7
+    text = "100 € 日本"
+    assert lengths[extended.encode(text).ids].sum() == len(text.encode())
+
+
+def test_bytes_are_unknown_for_a_tokenizer_that_is_not_byte_level() -> None:
+    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    assert token_byte_lengths(words, 2) is None
+
+    metaspace = Tokenizer(models.BPE())
+    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
+    metaspace.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    metaspace.train_from_iterator(["é a b"], trainers.BpeTrainer(show_progress=False))
+    assert token_byte_lengths(metaspace, metaspace.get_vocab_size()) is None
+
+
+def test_loaded_tokenizer_neither_cuts_nor_pads(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    saved = Tokenizer.from_str(tokenizer.to_str())
+    saved.enable_truncation(4)
+    saved.enable_padding(length=4)
+    saved.save(str(tmp_path / "tokenizer.json"))
+
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+
+    assert loaded.encode("x").ids == tokenizer.encode("x").ids
+    assert loaded.encode(TEXTS[1]).ids == tokenizer.encode(TEXTS[1]).ids
+
+
+@pytest.mark.parametrize("content", [b"", b"not json", b"{}", b'{"version": "1.0", "model": {"type": "X"}}', b"\xff"])
+def test_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer\.json"):
+        load_tokenizer(path)
+
+
+def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.json: no such file.*data\.tokenizer"):
+        load_tokenizer(tmp_path / "tokenizer.json")

@@ -1,0 +1,1 @@
+"""How a model is trained, and what is done with the result."""

@@ -1,0 +1,195 @@
+"""The one place that talks to torch.distributed: which process this is, its device, and what the processes share.
+
+There is always a process group, also for one process, so that there is one code path. Two kinds of meeting exist:
+collectives, which every process must reach in step, and `first`, where one process works for as long as it takes
+(a download, a report) while the others wait without a collective whose clock runs.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training.errors import UserError
+
+Result = TypeVar("Result")
+
+_AS_LONG_AS_IT_TAKES = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One of the processes of a run, as torchrun's environment describes it; alone without torchrun."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node: int
+    nodes: int
+    device: torch.device
+
+    @classmethod
+    def from_environment(cls) -> "Process":
+        """Reads torchrun's variables, and picks the GPU of LOCAL_RANK where there are GPUs.
+
+        Raises:
+            UserError: more processes on this node than GPUs.
+        """
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        device = torch.device("cpu")
+        if torch.cuda.is_available():
+            if local_world_size > torch.cuda.device_count():
+                raise UserError(
+                    f"{local_world_size} processes were started on a machine with {torch.cuda.device_count()} GPUs; "
+                    f"each process needs its own: start at most --nproc_per_node={torch.cuda.device_count()} "
+                    "(the global batch stays the same)"
+                )
+            device = torch.device("cuda", local_rank)
+        return cls(
+            rank=int(os.environ.get("RANK", 0)),
+            local_rank=local_rank,
+            world_size=int(os.environ.get("WORLD_SIZE", 1)),
+            local_world_size=local_world_size,
+            node=int(os.environ.get("GROUP_RANK", 0)),
+            nodes=int(os.environ.get("GROUP_WORLD_SIZE", 1)),
+            device=device,
+        )
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the one process that prints and writes."""
+        return self.rank == 0
+
+    @contextmanager
+    def group(self) -> Iterator["Group"]:
+        """Joins the processes of the run, and leaves them in order whatever happens. Every rank must enter."""
+        store: dist.Store = dist.HashStore()
+        if "RANK" in os.environ:
+            leave_with_launcher()
+            use_all_cores(self.local_world_size)
+            store, _, _ = next(iter(dist.rendezvous("env://")))
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            store=dist.PrefixStore("group", store),
+            rank=self.rank,
+            world_size=self.world_size,
+        )
+        try:
+            yield Group(self, dist.PrefixStore("first", store))
+        finally:
+            dist.destroy_process_group()
+
+    def machine(self) -> str:
+        """The hardware in words, for the record."""
+        if self.device.type == "cuda":
+            return f"{self.world_size} x {torch.cuda.get_device_name(self.device)}"
+        return f"{_processor_name()}, {os.cpu_count()} cores"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The processes of a run, joined."""
+
+    process: Process
+    store: dist.Store
+
+    def first(self, name: str, action: Callable[[], Result], per_node: bool = False) -> Result:
+        """Lets one process do something and hands its result to all. Every rank must call this.
+
+        Args:
+            name: of this meeting, used once in a run.
+            action: what to do; its result must be JSON-able.
+            per_node: done by local rank 0 of each node (a download), else by global rank 0 alone.
+
+        Raises:
+            UserError: on every rank, if it was raised by the action anywhere.
+        """
+        if (self.process.local_rank if per_node else self.process.rank) == 0:
+            try:
+                outcome: dict[str, Any] = {"result": action()}
+            except UserError as mistake:
+                outcome = {"mistake": str(mistake)}
+            self.store.set(f"{name}/{self.process.node if per_node else 0}", json.dumps(outcome))
+        keys = [f"{name}/{node}" for node in range(self.process.nodes if per_node else 1)]
+        self.store.wait(keys, _AS_LONG_AS_IT_TAKES)
+        outcomes = [json.loads(self.store.get(key)) for key in keys]
+        for outcome in outcomes:
+            if "mistake" in outcome:
+                raise UserError(outcome["mistake"])
+        result: Result = outcomes[self.process.node if per_node else 0]["result"]
+        return result
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Adds a tensor over the processes, in place. Every rank must call this."""
+        dist.all_reduce(tensor, dist.ReduceOp.SUM)
+        return tensor
+
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """Takes the element-wise maximum of a tensor over the processes, in place. Every rank must call this."""
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+        return tensor
+
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copies tensors from rank 0 into those of the other ranks. Every rank must call this."""
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+    def parallel(self, module: nn.Module) -> DistributedDataParallel:
+        """Wraps a module so that the gradients of a step are averaged over the processes.
+
+        Gradients live in DDP's buckets, so they are stored once. The weights become
+        those of rank 0. Every rank must call this.
+        """
+        device = self.process.device
+        return DistributedDataParallel(
+            module,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            gradient_as_bucket_view=True,
+        )
+
+
+def leave_with_launcher() -> None:
+    """Ends this process, without saving, within a second of torchrun's end.
+
+    torchrun's workers outlive a killed launcher and would go on training on their own.
+    """
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+
+
+def use_all_cores(local_world_size: int) -> None:
+    """Shares this machine's cores among its processes.
+
+    torchrun sets OMP_NUM_THREADS to 1 for several processes, whatever the machine; any other value is the user's.
+    """
+    if local_world_size > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+
+
+def _processor_name() -> str:
+    information = Path("/proc/cpuinfo")
+    for line in information.read_text().splitlines() if information.exists() else []:
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "CPU"

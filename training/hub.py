@@ -1,0 +1,171 @@
+"""Downloads datasets and tokenizers from the Hugging Face Hub: the one file that knows its client.
+
+huggingface_hub is imported inside the functions, because importing it takes longer than `--help` should.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import cast
+
+from training.errors import UserError
+from training.prepare import staged_folder
+
+# The largest comes last: what else may go wrong has then gone wrong already.
+DATASET_FILES = ("README.md", "dataset.json", "tokenizer.json", "validation.safetensors", "train.safetensors")
+# The client tries each address of the host this long. Four of them stay below the half minute that a run may
+# take to say that the Hub cannot be reached.
+ANSWER_SECONDS = 5.0
+
+
+def download_dataset(name: str, revision: str | None, destination: Path) -> str:
+    """Downloads the dataset repository `name` into the new folder `destination`.
+
+    The revision is resolved first and every file taken from that one commit, so a push in the meantime cannot
+    mix two versions. The folder appears when it is complete, with a download.json that records the commit.
+
+    Args:
+        name: The repository, `owner/name`.
+        revision: A branch, a tag or a commit; None is the default branch.
+        destination: The folder to make.
+
+    Returns:
+        The sha of the commit that lies in `destination`.
+
+    Raises:
+        UserError: naming the repository, what failed, and what to do.
+    """
+    with staged_folder(destination) as folder, _hub_errors(f"dataset {name}", revision):
+        from huggingface_hub import HfApi, hf_hub_download
+
+        _check_token()
+        info = HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS)
+        assert info.sha is not None, f"the Hub gave no commit for {name}"
+        present = {sibling.rfilename for sibling in info.siblings or []}
+        if "train.safetensors" not in present:
+            raise UserError(
+                f"dataset {name}: the repository has no train.safetensors, only "
+                f"{', '.join(sorted(present)) or 'nothing'}; the token files must lie at its top; "
+                "check data.dataset"
+            )
+        for file in filter(present.__contains__, DATASET_FILES):
+            hf_hub_download(name, file, repo_type="dataset", revision=info.sha, local_dir=folder)
+        shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes
+        record = {"repository": name, "revision": info.sha}
+        (folder / "download.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    # Not always ours: another process may have published first.
+    return recorded_revision(destination) or info.sha
+
+
+def download_tokenizer(repository: str, destination_file: Path, revision: str | None = None) -> str:
+    """Downloads the tokenizer.json of the model repository `repository` and puts it at `destination_file`.
+
+    Returns:
+        The sha of the commit that it comes from.
+
+    Raises:
+        UserError: naming the repository, what failed, and what to do.
+    """
+    with _hub_errors(f"tokenizer {repository}", revision):
+        from huggingface_hub import HfApi, hf_hub_download
+
+        _check_token()
+        info = HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS)
+        assert info.sha is not None, f"the Hub gave no commit for {repository}"
+        if not any(sibling.rfilename == "tokenizer.json" for sibling in info.siblings or []):
+            raise UserError(
+                f"tokenizer {repository}: the repository has no tokenizer.json; no other format is read; "
+                "set data.tokenizer to a repository that has one"
+            )
+        destination_file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=destination_file.parent, prefix=".tokenizer.partial-") as folder:
+            path = hf_hub_download(repository, "tokenizer.json", revision=info.sha, local_dir=folder)
+            os.replace(path, destination_file)
+    return info.sha
+
+
+def recorded_revision(folder: Path) -> str | None:
+    """The commit that download_dataset got `folder` from; None if it was not downloaded.
+
+    Raises:
+        UserError: the folder's download.json is damaged.
+    """
+    path = folder / "download.json"
+    if not path.exists():
+        return None
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["revision"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: not a record of a download; it must hold a revision; remove {folder} to download it again"
+        ) from error
+
+
+def _check_token() -> None:
+    """Refuses a token that no HTTP header can hold; the client's own message would print the token.
+
+    Blanks and line ends around it do no harm: the client strips them, and ignores an empty token.
+    """
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+        raise UserError(
+            "HF_TOKEN: the token holds a character that cannot be sent; a token is letters, digits and _; "
+            "set it again, or unset it for a public repository"
+        )
+
+
+@contextlib.contextmanager
+def _hub_errors(what: str, revision: str | None) -> Iterator[None]:
+    """Turns whatever the client raises into one UserError about `what`."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    # Its first base is the HTTP library's own root, whichever library this version of the client uses.
+    http_error = cast(type[Exception], HfHubHTTPError.__bases__[0])
+    try:
+        yield
+    except (http_error, OSError, RuntimeError, ValueError) as error:
+        # The client wraps a failed request in "cannot find it in the local cache".
+        cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+        if isinstance(cause, OfflineModeIsEnabled):
+            problem = "not on this machine, and HF_HUB_OFFLINE forbids to download it; unset HF_HUB_OFFLINE"
+        elif isinstance(cause, GatedRepoError):
+            problem = "the Hub lets in only those who accepted its terms; accept them on its page and set HF_TOKEN"
+        elif isinstance(cause, RepositoryNotFoundError):
+            problem = "the Hub has no such repository, or it is private; check the name, or set HF_TOKEN"
+        elif isinstance(cause, RevisionNotFoundError):
+            problem = f"the repository has no revision {revision!r}; check the revision"
+        elif isinstance(cause, HfHubHTTPError):
+            problem = _refusal(cause.response.status_code)
+        else:
+            problem = (
+                f"the download from {constants.ENDPOINT} failed ({_first_line(cause)}); "
+                "check the network and the disk, then start again"
+            )
+        raise UserError(f"{what}: {problem}") from error
+
+
+def _refusal(status: int) -> str:
+    """What an HTTP status from the Hub means for the user."""
+    if status in (401, 403):
+        return f"the Hub refuses the token (HTTP {status}); correct HF_TOKEN, or unset it if all is public"
+    if status == 429:
+        return "the Hub gets too many requests from here (HTTP 429); wait some minutes, or set HF_TOKEN"
+    return f"the Hub answers with HTTP {status}; try again later"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

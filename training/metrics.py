@@ -1,0 +1,226 @@
+"""What a run records: metrics.jsonl, the lines on the terminal, and the steps whose results are still on the device."""
+
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from training.distributed import Group
+from training.evaluation import Evaluated
+from training.step import StepResult
+
+SECONDS_BETWEEN_READS = 1.0
+SECONDS_BETWEEN_LINES = 10.0
+MOST_NONFINITE_IN_A_ROW = 5
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What a step measured, over all processes, as numbers."""
+
+    step: int
+    """Number of the update, from 1."""
+    loss: float | None
+    """Mean over all targets of the step, in nats; None without targets."""
+    loss_min: float | None
+    loss_max: float | None
+    grad_norm: float
+    loss_scale: float
+    """The GradScaler's; 1 without one."""
+    target_tokens: int
+    learning_rate: float
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the update was left out: no targets, or a gradient that is not finite."""
+        return self.target_tokens == 0 or not math.isfinite(self.grad_norm)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether a skipped update is only the GradScaler's search for a scale."""
+        return self.target_tokens > 0 and self.skipped and self.loss_scale > 1
+
+
+class StepReader:
+    """Holds the results of steps on the device and reads them from time to time, all at once.
+
+    How many steps lie between two reads follows the speed of rank 0, agreed over the processes in the read itself.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._waiting: list[tuple[int, StepResult]] = []
+        self._steps_per_read = 1
+        self._since = time.perf_counter()
+
+    def restart_clock(self) -> None:
+        """Leaves the time since the last read out of the training time."""
+        self._since = time.perf_counter()
+
+    def add(self, step: int, result: StepResult) -> bool:
+        """Takes the result of update `step`, from 1; returns whether it is time to read."""
+        self._waiting.append((step, result))
+        return len(self._waiting) >= self._steps_per_read
+
+    def read(self) -> tuple[list[StepRecord], float]:
+        """The records of all steps since the last read, and the seconds they took. Every rank must call this."""
+        waiting, self._waiting = self._waiting, []
+        results = [result for _, result in waiting]
+        if not results:
+            return [], 0.0
+        extremes = torch.stack([torch.stack([-result.loss_min, result.loss_max]) for result in results])
+        common = torch.stack([torch.stack([result.grad_norm, result.loss_scale]) for result in results])
+        extremes = self._group.maximum(extremes)
+        sums = self._group.sum(torch.stack([result.loss_sum for result in results]))
+        columns = zip(waiting, sums.tolist(), extremes.tolist(), common.tolist(), strict=True)
+        records = [_record(step, result, total, *pair, *same) for (step, result), total, pair, same in columns]
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        self._agree_on_next_read(len(records) / seconds)
+        return records, seconds
+
+    def _agree_on_next_read(self, steps_per_second: float) -> None:
+        wish = torch.zeros((), dtype=torch.float64, device=self._group.process.device)
+        if self._group.process.is_main:
+            wish += min(100, max(1, int(steps_per_second * SECONDS_BETWEEN_READS)))
+        self._steps_per_read = int(self._group.maximum(wish))
+
+
+def nonfinite_in_a_row(records: list[StepRecord], before: int) -> int:
+    """Non-finite steps in a row at the end of some records, or at the first place where they are too many."""
+    count = before
+    for record in records:
+        if record.target_tokens and not record.overflow:
+            count = count + 1 if record.skipped else 0
+        if count >= MOST_NONFINITE_IN_A_ROW:
+            break
+    return count
+
+
+def _record(
+    step: int, result: StepResult, loss_sum: float, low: float, high: float, norm: float, scale: float
+) -> StepRecord:
+    targets = result.target_tokens
+    return StepRecord(
+        step,
+        loss_sum / targets if targets else None,
+        -low if targets else None,
+        high if targets else None,
+        norm,
+        scale,
+        targets,
+        result.learning_rate,
+    )
+
+
+class RunLog:
+    """metrics.jsonl and the progress shown, of the one process that writes; the same calls do nothing elsewhere."""
+
+    def __init__(
+        self, path: Path, is_main: bool, total_steps: int, tokens_per_step: int, clip_norm: float | None
+    ) -> None:
+        self._path = path
+        self._is_main = is_main
+        self._total_steps = total_steps
+        self._tokens_per_step = tokens_per_step
+        self._clip_norm = clip_norm
+        self._said = 0.0
+        self._bar: tqdm[Any] | None = None
+        self.seconds = 0.0
+        """Training time since the run's beginning, over resumes."""
+
+    def start(self, step: int, seconds: float) -> None:
+        """Begins at a step of the run, having trained for some seconds; metrics behind that step are cut off."""
+        self.seconds = seconds
+        if self._is_main:
+            cut_back(self._path, step)
+            self._bar = tqdm(total=self._total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)
+
+    def steps(self, records: list[StepRecord], seconds: float) -> None:
+        """Records steps that together took some seconds."""
+        for record in records:
+            self.seconds += seconds / len(records)
+            self._write(self._train_line(record, len(records) / seconds * self._tokens_per_step))
+            if record.skipped and record.target_tokens:
+                self.event(record.step, "nonfinite", loss_scale=record.loss_scale, overflow=record.overflow)
+        if records and self._is_main:
+            self._show(records[-1], len(records), len(records) / seconds * self._tokens_per_step)
+
+    def validation(self, step: int, evaluated: Evaluated) -> None:
+        """Records a validation loss."""
+        values = {"loss": evaluated.loss, "target_tokens": evaluated.target_tokens}
+        self._write({"kind": "validation", "step": step, **values, "bits_per_byte": evaluated.bits_per_byte})
+        self.say(f"step {step:,}: validation loss {evaluated.loss:.4f} over {evaluated.target_tokens:,} tokens")
+
+    def event(self, step: int, event: str, **values: Any) -> None:
+        """Records something that happened after `step` updates."""
+        self._write({"kind": "event", "step": step, "event": event, **values})
+
+    def say(self, text: str) -> None:
+        """Prints a line, once, without tearing the progress bar."""
+        if self._is_main:
+            tqdm.write(text, file=sys.stderr)
+
+    def close(self) -> None:
+        """Ends the progress bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _train_line(self, record: StepRecord, tokens_per_second: float) -> dict[str, Any]:
+        clipped = self._clip_norm is not None and not record.skipped and record.grad_norm > self._clip_norm
+        return {
+            "kind": "train",
+            "step": record.step,
+            "tokens": record.step * self._tokens_per_step,
+            "loss": record.loss,
+            "loss_min": record.loss_min,
+            "loss_max": record.loss_max,
+            "learning_rate": record.learning_rate,
+            "grad_norm": record.grad_norm,
+            "clipped": clipped,
+            "skipped": record.skipped,
+            "target_tokens": record.target_tokens,
+            "tokens_per_second": tokens_per_second,
+            "seconds": self.seconds,
+        }
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._is_main:
+            finite = {
+                key: None if isinstance(value, float) and not math.isfinite(value) else value
+                for key, value in line.items()
+            }
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(finite, allow_nan=False) + "\n")
+
+    def _show(self, record: StepRecord, steps: int, tokens_per_second: float) -> None:
+        assert self._bar is not None, "start() comes first"
+        loss = "no targets" if record.loss is None else f"loss {record.loss:.4f}"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(f"{loss}, {tokens_per_second:,.0f} tokens/s", refresh=False)
+            self._bar.update(steps)
+        elif time.perf_counter() - self._said > SECONDS_BETWEEN_LINES or record.step == self._total_steps:
+            self._said = time.perf_counter()
+            left = (self._total_steps - record.step) * self._tokens_per_step / tokens_per_second
+            self.say(
+                f"step {record.step:,} of {self._total_steps:,}: {loss}, {tokens_per_second:,.0f} tokens/s, "
+                f"{tqdm.format_interval(left)} left"
+            )
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically."""
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+        if line.endswith("\n") and json.loads(line)["step"] <= step:
+            kept.append(line)
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text("".join(kept), encoding="utf-8")
+    os.replace(beside, path)

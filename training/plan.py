@@ -1,0 +1,61 @@
+"""What a run will do, in a few lines, before it does it."""
+
+from model.gpt import parameter_count
+from training.config import CosineSchedule, RunConfig
+from training.layout import Layout, describe
+
+GIB = 2**30
+
+
+def plan_lines(config: RunConfig, layout: Layout, total_steps: int | None, device: str) -> list[str]:
+    """The plan of a run: steps, tokens, parameters, layout, learning rate, precision, memory.
+
+    Args:
+        config: the run's config.
+        layout: the split of the global batch over the processes that were started.
+        total_steps: of the run; None while the length of the data is not known.
+        device: "cpu" or "cuda".
+    """
+    tokens = config.tokens_per_step
+    if total_steps is None:
+        steps = f"as many steps of {tokens:,} tokens as {config.data.dataset} holds"
+    else:
+        steps = f"{total_steps:,} steps of {tokens:,} tokens: {total_steps * tokens:,} tokens"
+    interventions = f" with {', '.join(config.interventions)}" if config.interventions else ""
+    precision = "float32" if config.precision.amp == "off" else f"{config.precision.amp} autocast"
+    return [
+        f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
+        f"layout: {describe(layout, config.batch)}",
+        f"learning rate: {_schedule(config, total_steps)}",
+        f"precision: {precision}, float32 products {config.precision.matmul}, on {device}",
+        f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
+    ]
+
+
+def _schedule(config: RunConfig, total_steps: int | None) -> str:
+    peak = config.optimizer.learning_rate
+    if not isinstance(config.schedule, CosineSchedule):
+        return f"{peak:g}, constant"
+    warmup = f"{config.schedule.warmup_percent:g} % of the steps"
+    if total_steps is not None:
+        warmup = f"{config.warmup_steps(total_steps):,} steps"
+    return f"{peak:g} after a warm-up of {warmup}, then a cosine to {peak * config.schedule.final_fraction:g}"
+
+
+def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
+    """A rough estimate, in bytes, of what one process needs at its peak beside the libraries.
+
+    Weights, gradients and AdamW's two moments in float32; activations kept for the backward: about 18 numbers per
+    token and width in each block, the attention weights where dropout keeps the CPU from a flash kernel; the logits
+    of one chunk of the head.
+    """
+    from training.loss import CHUNK_LOGITS
+
+    model = config.model
+    tokens = microbatch * model.context_length
+    size = 4 if config.precision.amp == "off" else 2
+    block = 18 * tokens * model.emb_dim * size
+    if model.dropout and device == "cpu":
+        block += microbatch * model.n_heads * model.context_length**2 * (3 * size + 1)
+    logits = min(tokens * model.vocab_size, CHUNK_LOGITS) * 4 * 3
+    return 16 * parameter_count(model) + model.n_layers * block + logits

@@ -1,0 +1,153 @@
+"""One optimizer step: accumulate, reduce, clip, update."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from training.config import Precision, RunConfig
+from training.data import TrainingData, hash64
+from training.distributed import Process
+from training.layout import Layout
+from training.loss import target_weights
+from training.optimizer import learning_rate_at
+
+AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step measured. Tensors stay on the device, so that nothing waits for them.
+
+    The three losses are of this process's sequences; everything else is the same on every process.
+    """
+
+    loss_sum: Tensor
+    """Sum of the token losses, in nats; () float64."""
+    loss_min: Tensor
+    """Smallest mean loss of a sequence; () float64, infinity where the process had no target."""
+    loss_max: Tensor
+    """Largest mean loss of a sequence; () float64, minus infinity where the process had no target."""
+    grad_norm: Tensor
+    """L2 norm of the gradient of the whole global batch, before clipping; () float32."""
+    loss_scale: Tensor
+    """The GradScaler's scale in this step, 1 without one; () float32."""
+    target_tokens: int
+    """Targets of the whole global batch; with none, or with a norm that is not finite, the update is skipped."""
+    learning_rate: float
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """All that the steps of a run need."""
+
+    config: RunConfig
+    process: Process
+    layout: Layout
+    data: TrainingData
+    parallel: DistributedDataParallel
+    optimizer: torch.optim.AdamW
+    scaler: torch.amp.GradScaler | None
+    """Only for fp16."""
+
+    def step(self, step: int) -> StepResult:
+        """Computes and applies update number `step`, from 0. Every rank must call this.
+
+        The gradient is that of the whole global batch, whatever the layout: what each target weighs is known before
+        the first forward, and the processes exchange gradients once, in the last backward.
+        """
+        counts = self.data.target_counts(step)
+        learning_rate = learning_rate_at(step, self.config, self.data.total_steps)
+        weights = target_weights(self.config.loss.reduction, counts, self.config.batch.microbatch)
+        weights *= self.process.world_size  # DDP averages over the processes
+        microbatches = self.layout.microbatches(self.process.rank, len(counts))
+        # A process without a sequence takes part in the exchange all the same, with one that weighs nothing.
+        parts = microbatches or [range(1)]
+        self.optimizer.zero_grad(set_to_none=False)  # the gradients stay in DDP's buckets
+        losses = [
+            self._backward(step, positions, weights if microbatches else 0 * weights, exchange=number == len(parts))
+            for number, positions in enumerate(parts, start=1)
+        ]
+        mine = [position for positions in microbatches for position in positions]
+        loss_scale, norm = self._update(learning_rate, has_targets=bool(counts.any()))
+        return StepResult(
+            *_statistics(torch.cat(losses)[: len(mine)], torch.as_tensor(counts[mine])),
+            grad_norm=norm,
+            loss_scale=loss_scale,
+            target_tokens=int(counts.sum()),
+            learning_rate=learning_rate,
+        )
+
+    def _backward(self, step: int, positions: range, weights: NDArray[np.float64], exchange: bool) -> Tensor:
+        """Adds a microbatch's share to the gradients; returns the loss sums of its sequences, (B,)."""
+        device = self.process.device
+        inputs, targets = (to_device(rows, device) for rows in self.data.read(step, positions))
+        weight = to_device(torch.from_numpy(weights[positions.start : positions.stop]).float(), device)
+        self._seed_dropout(step, positions.start)
+        # DDP decides in the forward whether this backward exchanges gradients, so no_sync spans both.
+        with nullcontext() if exchange else self.parallel.no_sync():
+            with autocast(self.config.precision, device):
+                sums: Tensor = self.parallel(inputs, targets)
+            loss = (sums * weight).sum()
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        return sums.detach()
+
+    def _seed_dropout(self, step: int, first_position: int) -> None:
+        """Makes a microbatch's dropout masks a function of its place in the run: there is no random state to save."""
+        if self.config.model.dropout:
+            torch.manual_seed(hash64(self.config.seeds.training, step, first_position))
+
+    def _update(self, learning_rate: float, has_targets: bool) -> tuple[Tensor, Tensor]:
+        """Clips and applies the gradients; returns the loss scale they had and their norm before clipping.
+
+        The decision to skip is taken on the device, from the exchanged gradients, so it is the same everywhere.
+        """
+        loss_scale = torch.ones((), device=self.process.device)
+        if self.scaler is not None:
+            loss_scale = self.scaler.scale(loss_scale)
+            self.scaler.unscale_(self.optimizer)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if self.config.optimizer.clip_norm is not None:
+            clip_grads_with_norm_(parameters, self.config.optimizer.clip_norm, norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        # Fused AdamW leaves everything as it is, its step count included, where found_inf is 1: this is how
+        # GradScaler makes it skip, and it spares a wait for the device.
+        skip = ~torch.isfinite(norm) if has_targets else torch.ones_like(norm, dtype=torch.bool)
+        self.optimizer.grad_scale, self.optimizer.found_inf = None, skip.float()  # type: ignore[attr-defined]
+        self.optimizer.step()
+        if self.scaler is not None:
+            self.scaler.update()
+        return loss_scale, norm
+
+
+def build_scaler(precision: Precision) -> torch.amp.GradScaler | None:
+    """The loss scaler of fp16; no other precision needs one."""
+    return torch.amp.GradScaler() if precision.amp == "fp16" else None
+
+
+def autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """The context of a forward in the config's precision."""
+    return torch.autocast(device.type, AMP_DTYPES[precision.amp], enabled=precision.amp != "off")
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copies a tensor to the device, on a GPU without waiting for it."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _statistics(losses: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum, and smallest and largest mean, of the losses of sequences; all () float64."""
+    losses = losses.double()
+    targets = to_device(counts, losses.device)
+    means = losses / targets  # 0 / 0 where a sequence has no target
+    infinity = losses.new_full((1,), torch.inf)
+    low = torch.cat([torch.where(targets > 0, means, torch.inf), infinity]).min()
+    high = torch.cat([torch.where(targets > 0, means, -torch.inf), -infinity]).max()
+    return losses.sum(), low, high

@@ -1,0 +1,58 @@
+"""Reads a tokenizer and knows how many bytes each of its tokens stands for."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from training.errors import UserError
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Reads a tokenizer.json.
+
+    Padding and truncation that somebody saved in the file are switched off: a text is never cut silently.
+
+    Raises:
+        UserError: there is no such file, or it is not a tokenizer.json.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; a tokenizer.json belongs there; copy it there or set data.tokenizer")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path}: not a tokenizer.json that tokenizers can read ({error}); replace the file") from error
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
+
+
+def token_byte_lengths(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.int64] | None:
+    """Number of UTF-8 bytes that each token id stands for, the denominator of bits per byte.
+
+    GPT-2's byte-level vocabulary spells every byte as one character (`bytes_to_unicode` in OpenAI's
+    gpt-2/src/encoder.py), so a token has as many bytes as its vocabulary string has characters. Added tokens
+    are stored as plain text instead; special ones among them stand for no text at all.
+
+    Args:
+        tokenizer: Any tokenizer.
+        vocab_size: The model's vocabulary size; ids from there on are left out.
+
+    Returns:
+        Shape (vocab_size,), bytes per id, 0 for special tokens and for ids without a token; None if the
+        tokenizer is not a byte-level BPE, because the bytes of its tokens are then unknown.
+    """
+    description = json.loads(tokenizer.to_str())
+    decoder = description.get("decoder") or {}
+    if description["model"].get("type") != "BPE" or decoder.get("type") != "ByteLevel":
+        return None
+    lengths = np.zeros(vocab_size, dtype=np.int64)
+    for text, token in tokenizer.get_vocab(with_added_tokens=False).items():
+        if token < vocab_size:
+            lengths[token] = len(text)
+    for token, added in tokenizer.get_added_tokens_decoder().items():
+        if token < vocab_size:
+            lengths[token] = 0 if added.special else len(added.content.encode())
+    return lengths
