@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import torch
 from conftest import Workplace
 from safetensors.torch import load_file
 
