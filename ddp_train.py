@@ -22,14 +22,12 @@ from model.generation import generate
 from model.gpt import build_gpt, parameter_count
 from training.checkpoint import (
     TrainingState,
-    load_optimizer,
-    load_weights,
     point,
     problem_of,
-    read_state,
     remove_newer,
     retain,
     take_snapshot,
+    weights_digest,
     write_checkpoint,
 )
 from training.command import run_command
@@ -49,9 +47,11 @@ from training.evaluation import Evaluated, evaluate
 from training.layout import Layout, describe, plan_layout
 from training.loss import SequenceLoss
 from training.metrics import MOST_NONFINITE_IN_A_ROW, RunLog, StepReader, StepRecord, nonfinite_in_a_row
+from training.metrics_file import read_metrics
 from training.optimizer import build_optimizer
 from training.plan import plan_lines
-from training.report import read_metrics, summary_lines, write_report
+from training.report import summary_lines, write_report
+from training.restore import load_optimizer, load_weights, read_state
 from training.run_folder import METRICS, Opening, begin, held, open_run, saved_overrides
 from training.step import Trainer, autocast, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
@@ -236,6 +236,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         machine=process.machine(),
         torch=torch.__version__,
         dataset_revision=session.dataset_revision,
+        weights_sha256=weights_digest(session.module.model) if process.is_main else None,
     )
 
 
@@ -319,6 +320,11 @@ def save(session: Session, state: TrainingState) -> None:
     trainer, folder = session.trainer, session.folder
     scaler = trainer.scaler.state_dict() if trainer.scaler is not None else None
     snapshot = take_snapshot(session.module.model, trainer.optimizer, replace(state, scaler=scaler))
+    if not all(torch.isfinite(weight).all() for weight in snapshot.weights.values()):
+        raise RunError(
+            f"{folder}: weights are not finite after step {state.step}, so they are not saved; the last checkpoint is "
+            "as it was: lower optimizer.learning_rate or set optimizer.clip_norm"
+        )
     written = write_checkpoint(folder, snapshot)
     point(folder, "latest", written.name)
     best = folder / f"step_{state.best_step:08d}" if state.best_step is not None else None

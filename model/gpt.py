@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F  # noqa: N812  (the field's name for it)
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 Init = Literal["pytorch", "gpt2"]
 
@@ -87,10 +88,21 @@ class Attention(nn.Module):
         )
         # The function has no module mode: it would drop in evaluation too.
         dropout = self.dropout if self.training else 0.0
-        # is_causal instead of a mask: nothing to store, to broadcast, or to fit to the context length.
-        mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
+        if dropout and x.device.type == "cpu":
+            # With dropout no kernel for CPUs avoids the (B, H, T, T) attention weights. Three copies of them in each
+            # block would be most of a step's memory (6 GiB for GPT-2 small at 6 x 1024 tokens), so they are made
+            # again in the backward, with the same masks.
+            mixed = checkpoint(_attend, query, key, value, dropout, use_reentrant=False)
+        else:
+            mixed = _attend(query, key, value, dropout)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, E)
         return output
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    """Causal attention of each head: three times (B, H, T, D) -> (B, H, T, D)."""
+    # is_causal instead of a mask: nothing to store, to broadcast, or to fit to the context length.
+    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
 
 class MLP(nn.Module):

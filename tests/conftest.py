@@ -1,5 +1,7 @@
 """What several test modules need: small datasets, configs, and runs of the real command in real processes."""
 
+import contextlib
+import io
 import json
 import os
 
@@ -7,7 +9,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and se
 
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import pytest
 import yaml
 from numpy.typing import ArrayLike
 from safetensors.numpy import save_file
+
+import ddp_train
+from training.prepare import prepare_python_library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -65,6 +69,8 @@ class Workplace:
         self.folder = folder
         self.datasets = folder / "datasets"
         self.checkpoints = folder / "checkpoints"
+        self.environment: dict[str, str] = {}
+        """What the commands started here find in their environment besides."""
 
     def write_tokens(self, name: str = "data", file: str = "train", tokens: ArrayLike | None = None) -> Path:
         """Writes a token file of a dataset; the golden tokens unless others are given."""
@@ -100,6 +106,11 @@ class Workplace:
         out, errors = process.communicate(timeout=timeout)
         return Finished(process.returncode, out, errors, self.folder / output / Path(config).stem)
 
+    def train_here(self, config: Path | str, output: str = "checkpoints", **options: Any) -> Finished:
+        """The same for one process, without starting another: the arguments of ddp_train.main."""
+        ddp_train.main(str(config), self.datasets, output=self.folder / output, **options)
+        return Finished(0, "", "", self.folder / output / Path(config).stem)
+
     def start(
         self, config: Path | str, *options: str, processes: int = 1, output: str = "checkpoints"
     ) -> "subprocess.Popen[str]":
@@ -115,7 +126,12 @@ class Workplace:
             stdin=subprocess.DEVNULL,
             text=True,
             cwd=self.folder,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONWARNINGS": "error::FutureWarning"},
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": "",
+                "PYTHONWARNINGS": "error::FutureWarning",
+                **self.environment,
+            },
         )
 
 
@@ -135,4 +151,17 @@ def shared_workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     return place
 
 
-Train = Callable[..., Finished]
+@pytest.fixture(scope="session")
+def prepared_python_library(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder of the built-in dataset, and what was printed while it was made (which takes some ten seconds)."""
+    folder = tmp_path_factory.mktemp("datasets") / "python-library"
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed):
+        prepare_python_library(folder)
+    return folder, printed.getvalue()
+
+
+@pytest.fixture(scope="session")
+def python_library(prepared_python_library: tuple[Path, str]) -> Path:
+    """The folder of the built-in dataset, made once for the whole session; not to be changed."""
+    return prepared_python_library[0]

@@ -1,6 +1,4 @@
-import contextlib
 import hashlib
-import io
 import json
 import os
 import platform
@@ -30,24 +28,13 @@ from training.prepare import (
 from training.tokenizer import load_tokenizer, token_byte_lengths
 
 
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of the built-in dataset, and what was printed while it was made."""
-    folder = tmp_path_factory.mktemp("datasets") / "python-library"
-    printed = io.StringIO()
-    with contextlib.redirect_stderr(printed):
-        prepare_python_library(folder)
-    return folder, printed.getvalue()
-
-
 def read(folder: Path, split: str) -> NDArray[np.uint16]:
     return load_file(folder / f"{split}.safetensors")["tokens"]
 
 
 @pytest.mark.slow
-def test_python_library_is_described_by_its_dataset_json(prepared: tuple[Path, str]) -> None:
-    folder, _ = prepared
-    description: dict[str, Any] = json.loads((folder / "dataset.json").read_text())
+def test_python_library_is_described_by_its_dataset_json(python_library: Path) -> None:
+    description: dict[str, Any] = json.loads((python_library / "dataset.json").read_text())
     assert description["format"] == 1
     assert description["name"] == "python-library"
     assert description["tokenizer"] == "tokenizer.json"
@@ -55,19 +42,19 @@ def test_python_library_is_described_by_its_dataset_json(prepared: tuple[Path, s
     assert description["end_of_text"] == 4095
     assert description["licence"] == "PSF-2.0"
     assert description["python"] == platform.python_version()
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
+    tokenizer = load_tokenizer(python_library / "tokenizer.json")
     assert tokenizer.get_vocab_size() == 4096
     assert tokenizer.token_to_id(END_OF_TEXT) == 4095
     lengths = token_byte_lengths(tokenizer, 4096)
     assert lengths is not None
     for split, counts in description["splits"].items():
-        tokens = read(folder, split)
+        tokens = read(python_library, split)
         assert tokens.dtype == np.uint16
         assert len(tokens) == counts["tokens"]
         assert int(np.sum(tokens == 4095)) == counts["documents"]
         assert tokens[-1] == 4095
         assert int(lengths[tokens].sum()) == counts["bytes"]
-        assert counts["sha256"] == hashlib.sha256((folder / f"{split}.safetensors").read_bytes()).hexdigest()
+        assert counts["sha256"] == hashlib.sha256((python_library / f"{split}.safetensors").read_bytes()).hexdigest()
     train, validation = description["splits"]["train"], description["splits"]["validation"]
     assert train["tokens"] > 1_000_000
     assert 0.01 < validation["tokens"] / train["tokens"] < 0.1
@@ -75,21 +62,19 @@ def test_python_library_is_described_by_its_dataset_json(prepared: tuple[Path, s
 
 
 @pytest.mark.slow
-def test_python_library_decodes_to_its_documents(prepared: tuple[Path, str]) -> None:
-    folder, _ = prepared
-    tokenizer = load_tokenizer(folder / "tokenizer.json")
-    decoded = [
-        document
-        for split in ("train", "validation")
-        for document in tokenizer.decode(read(folder, split).tolist(), skip_special_tokens=False).split(END_OF_TEXT)
-    ]
+def test_python_library_decodes_to_its_documents(python_library: Path) -> None:
+    decode = load_tokenizer(python_library / "tokenizer.json").decode
+    splits = [read(python_library, split).tolist() for split in ("train", "validation")]
+    decoded = [document for ids in splits for document in decode(ids, skip_special_tokens=False).split(END_OF_TEXT)]
     texts = [text for _, text in python_library_documents()]
     assert sorted(decoded) == sorted([*texts, "", ""])  # what follows the last end of text of each split
 
 
 @pytest.mark.slow
-def test_python_library_is_complete_readable_and_announced_in_one_line(prepared: tuple[Path, str]) -> None:
-    folder, printed = prepared
+def test_python_library_is_complete_readable_and_announced_in_one_line(
+    prepared_python_library: tuple[Path, str],
+) -> None:
+    folder, printed = prepared_python_library
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["dataset.json", "tokenizer.json", "train.safetensors", "validation.safetensors"]
     assert [path.name for path in folder.parent.iterdir()] == ["python-library"]

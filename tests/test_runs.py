@@ -1,13 +1,23 @@
 """Whole runs through the real command line, in real processes."""
 
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Workplace
-from safetensors.torch import load_file
+from conftest import Finished, Workplace
+from fake_hub import FakeHub
+from safetensors.torch import load_file, save_file
+
+from training.errors import RunError, UserError
 
 GOLDEN_DATA = {"train_tokens": 20_480}
-GOLDEN = {
+GOLDEN: dict[str, dict[str, Any]] = {
     "S1": {
         "sections": {
             "data": GOLDEN_DATA,
@@ -46,6 +56,22 @@ GOLDEN = {
         "sums": (9866.43702, 880.26822),
     },
 }
+TIMES = ("seconds", "tokens_per_second")
+
+
+def without_times(run: Finished, kinds: tuple[str, ...] = ("train", "validation")) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl that a resumed run must share with an uninterrupted one."""
+    lines = [line for line in run.lines if line["kind"] in kinds]
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file of a run with its time of change and content."""
+    return {
+        str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.mark.parametrize(
@@ -60,7 +86,7 @@ GOLDEN = {
 )
 def test_golden_curve(workplace: Workplace, curve: str, processes: int, options: list[str]) -> None:
     """The forerunner's own training code gave these losses and gradient norms; S2 on two processes."""
-    golden: dict[str, Any] = GOLDEN[curve]
+    golden = GOLDEN[curve]
     config = workplace.write_config(evaluation={"every": None}, checkpoint={"every": None}, **golden["sections"])
     run = workplace.train(config, *options, processes=processes)
     assert run.status == 0, run.errors
@@ -72,3 +98,320 @@ def test_golden_curve(workplace: Workplace, curve: str, processes: int, options:
     weights = load_file(run.folder / "latest" / "model.safetensors")
     sums = [weights[name].double().abs().sum().item() for name in ("token_embedding.weight", "head.weight")]
     assert sums == pytest.approx(golden["sums"], rel=1e-6)
+
+
+@pytest.mark.slow
+def test_same_run_on_any_number_of_processes(workplace: Workplace) -> None:
+    """1, 2 and 4 processes: training losses to 1e-5 at each step, validation losses, extremes and counts."""
+    config = workplace.write_config()
+    one, two, four = (
+        workplace.train(config, "--set", "data.train_tokens=4096", processes=processes, output=f"on{processes}")
+        for processes in (1, 2, 4)
+    )
+    for run in (two, four):
+        assert run.status == 0, run.errors
+        for expected, found in zip(without_times(one), without_times(run), strict=True):
+            assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_stop_after_any_step_and_resume(workplace: Workplace) -> None:
+    """R31, R33: stopped after each step of 16, the lines of metrics.jsonl and the weights are those of no stop."""
+    config = workplace.write_config(
+        data={"train_tokens": 16 * 512, "shuffle": True, "epochs": 1},
+        model={"dropout": 0.1},
+        evaluation={"every": 3, "tokens": 128},
+        schedule={"name": "cosine", "warmup_percent": 20},
+    )
+    whole = workplace.train_here(config, output="whole")
+    weights = (whole.folder / "latest" / "model.safetensors").read_bytes()
+    for stop in range(16):
+        workplace.train_here(config, output="parts", stop_after=stop, overwrite=True)
+        parts = workplace.train_here(config, output="parts", resume="latest")
+        assert without_times(parts) == without_times(whole), f"stopped after {stop}"
+        assert (parts.folder / "latest" / "model.safetensors").read_bytes() == weights
+
+
+def test_resume_several_times_over_epochs(workplace: Workplace) -> None:
+    """R33, R35: three stops over two shuffled epochs."""
+    config = workplace.write_config(data={"train_tokens": 4096, "shuffle": True, "epochs": 2})
+    whole = workplace.train_here(config, output="whole")
+    parts = workplace.train_here(config, output="parts", stop_after=4)
+    for stop in (7, 12, None):
+        parts = workplace.train_here(config, output="parts", stop_after=stop, resume="auto")
+    assert without_times(parts) == without_times(whole)
+    assert [event["event"] for event in parts.of_kind("event") if event["event"] != "checkpoint"] == [
+        "start", "stopped", "resume", "stopped", "resume", "stopped", "resume", "finished",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("first", "then"), [(2, 2), (2, 1), (1, 3)])
+def test_resume_on_another_number_of_processes(workplace: Workplace, first: int, then: int) -> None:
+    """R38, R29: the same layout continues bit for bit, another one to rounding; no token is lost or repeated."""
+    config = workplace.write_config()
+    whole = workplace.train(config, processes=first, output="whole")
+    workplace.train(config, "--stop-after", "4", processes=first, output="parts")
+    parts = workplace.train(config, "--resume", "latest", processes=then, output="parts")
+    assert parts.status == 0, parts.errors
+    if first == then:
+        assert without_times(parts) == without_times(whole)
+    for expected, found in zip(without_times(whole), without_times(parts), strict=True):
+        assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_resume_of_a_finished_run_changes_nothing(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """R27: it says so, exits 0, and no file changes."""
+    config = workplace.write_config()
+    run = workplace.train_here(config)
+    before = files_of(run.folder)
+    capsys.readouterr()
+    workplace.train_here(config, resume="latest")
+    assert "nothing left to do" in capsys.readouterr().err
+    assert files_of(run.folder) == before
+
+
+def test_start_in_a_folder_that_holds_a_run(workplace: Workplace) -> None:
+    """R27: refused, naming both options; --overwrite starts again; a failed start leaves the run as it was."""
+    config = workplace.write_config()
+    run = workplace.train_here(config, stop_after=5)
+    before = files_of(run.folder)
+    with pytest.raises(UserError, match=r"--resume latest.*--overwrite"):
+        workplace.train_here(config)
+    with pytest.raises(UserError, match="no such dataset"):
+        workplace.train_here(config, overwrite=True, overrides=["data.dataset=elsewhere"])
+    assert files_of(run.folder) == before
+    again = workplace.train_here(config, overwrite=True, stop_after=2)
+    assert len(again.losses) == 2
+    assert not (again.folder / "step_00000005").exists()
+
+
+def test_resume_where_there_is_nothing(workplace: Workplace) -> None:
+    """R27: an error naming the folder, which is not created; auto starts."""
+    config = workplace.write_config()
+    with pytest.raises(UserError, match="checkpoints/run"):
+        workplace.train_here(config, resume="latest")
+    assert not (workplace.checkpoints / "run").exists()
+    assert len(workplace.train_here(config, resume="auto", stop_after=1).losses) == 1
+
+
+def test_resume_from_best_drops_what_came_later(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """R28: newer checkpoints are named, kept until a new one is complete; each step stands once in the metrics."""
+    config = workplace.write_config(evaluation={"every": 3}, checkpoint={"every": 1, "keep": 20})
+    run = workplace.train_here(config, stop_after=8)
+    (run.folder / "best").unlink()
+    (run.folder / "best").symlink_to("step_00000005")
+    capsys.readouterr()
+    resumed = workplace.train_here(config, resume="best", stop_after=6)
+    assert "step_00000006, step_00000007, step_00000008" in capsys.readouterr().err
+    assert [line["step"] for line in resumed.of_kind("train")] == [1, 2, 3, 4, 5, 6]
+    assert sorted(path.name for path in resumed.folder.glob("step_*"))[-1] == "step_00000006"
+    assert os.readlink(resumed.folder / "latest") == "step_00000006"
+
+
+def test_overrides_stay_part_of_the_run(workplace: Workplace) -> None:
+    """--set counts from then on: not repeated on resume; a change of what is computed is refused."""
+    config = workplace.write_config()
+    workplace.train_here(config, overrides=["optimizer.learning_rate=1e-3"], stop_after=2)
+    run = workplace.train_here(config, resume="latest", stop_after=4, overrides=["checkpoint.keep=7"])
+    assert {line["learning_rate"] for line in run.of_kind("train")} == {0.001}
+    with pytest.raises(UserError, match=r"learning_rate 0\.001, now it is 0\.002"):
+        workplace.train_here(config, resume="latest", overrides=["optimizer.learning_rate=2e-3"])
+    with pytest.raises(UserError, match=r"data\.train_tokens 5120, now it is 51200"):  # R18
+        workplace.train_here(config, resume="latest", overrides=["data.train_tokens=51200"])
+
+
+def test_initial_weights_and_init_from(workplace: Workplace) -> None:
+    """--stop-after 0 writes the initial weights; init_from starts another run from a run's."""
+    config = workplace.write_config()
+    start = workplace.train_here(config, stop_after=0)
+    initial = load_file(start.folder / "step_00000000" / "model.safetensors")
+    assert initial["token_embedding.weight"][0, 0].item() == pytest.approx(1.9269152880)
+    again = workplace.train_here(config, output="again", stop_after=0)
+    digests = {run.of_kind("event")[0]["weights_sha256"] for run in (start, again)}
+    assert len(digests) == 1
+    other = workplace.train_here(config, output="other", stop_after=0, overrides=["seeds.weights=43"])
+    assert other.of_kind("event")[0]["weights_sha256"] not in digests
+    trained = workplace.train_here(config, resume="latest", stop_after=3)
+    tuned = workplace.write_config("tuned", init_from=str(trained.folder / "latest"))
+    copied = workplace.train_here(tuned, stop_after=0)
+    weights = [(run.folder / "latest" / "model.safetensors").read_bytes() for run in (trained, copied)]
+    assert weights[0] == weights[1]
+    broken = workplace.write_config("broken", init_from=str(workplace.folder / "nowhere"))
+    with pytest.raises(UserError, match="init_from"):
+        workplace.train_here(broken)
+
+
+def test_evaluation_changes_nothing(workplace: Workplace) -> None:
+    """G67: with dropout, the losses are the same however often evaluation runs."""
+    losses = []
+    for every in (1, 3, None):
+        config = workplace.write_config(model={"dropout": 0.1}, evaluation={"every": every})
+        losses.append(workplace.train_here(config, output=f"every{every}").losses)
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_gradients_that_stay_not_finite_end_the_run(workplace: Workplace) -> None:
+    """R09: five in a row stop the run, all reported; the last good checkpoint is as it was, best too."""
+    config = workplace.write_config(evaluation={"every": 2}, checkpoint={"every": 2}, data={"train_tokens": 30 * 512})
+    run = workplace.train_here(config, stop_after=4)
+    set_final_norm(run.folder / "step_00000004", 1e38)  # finite, but its logits are not
+    before = files_of(run.folder / "step_00000004")
+    with pytest.raises(RunError, match="5 steps in a row"):
+        workplace.train_here(config, resume="latest")
+    bad = [line for line in run.of_kind("train") if line["skipped"]]
+    assert [line["step"] for line in bad][:5] == [5, 6, 7, 8, 9]
+    assert all(line["loss"] is None and line["grad_norm"] is None for line in bad)
+    assert sum(line.get("event") == "nonfinite" for line in run.lines) == len(bad)
+    assert files_of(run.folder / "step_00000004") == before
+    assert os.readlink(run.folder / "best") == "step_00000004"
+    saved = [(path / "model.safetensors").read_bytes() for path in run.folder.glob("step_*") if path.name[-1] in "468"]
+    assert len(set(saved)) == 1  # a skipped step changes no weight
+
+
+def test_weights_that_are_not_finite_are_never_saved(workplace: Workplace) -> None:
+    """R09: latest is not moved to them."""
+    config = workplace.write_config(evaluation={"every": None}, checkpoint={"every": 2})
+    run = workplace.train_here(config, stop_after=4)
+    set_final_norm(run.folder / "step_00000004", float("nan"))
+    with pytest.raises(RunError, match="not finite after step 6"):
+        workplace.train_here(config, resume="latest")
+    assert os.readlink(run.folder / "latest") == "step_00000004"
+
+
+def set_final_norm(checkpoint: Path, value: float) -> None:
+    """Changes weights of a checkpoint, and its manifest with them, as no crash could."""
+    path = checkpoint / "model.safetensors"
+    weights = load_file(path)
+    weights["final_norm.weight"][:] = value
+    save_file(weights, path, metadata={"format": "pt"})
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    content = path.read_bytes()
+    manifest["model.safetensors"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_retention(workplace: Workplace) -> None:
+    """The newest N and best are kept; latest and best are relative links that resolve."""
+    config = workplace.write_config(evaluation={"every": 4}, checkpoint={"every": 1, "keep": 2})
+    run = workplace.train_here(config)
+    best = min(run.of_kind("validation"), key=lambda line: line["loss"])["step"]
+    kept = {path.name for path in run.folder.glob("step_*")}
+    assert kept == {"step_00000009", "step_00000010", f"step_{best:08d}"}
+    assert os.readlink(run.folder / "latest") == "step_00000010"
+    assert os.readlink(run.folder / "best") == f"step_{best:08d}"
+
+
+def test_tied_weights_through_a_whole_run(workplace: Workplace) -> None:
+    """R91, R105: trained, saved, resumed and evaluated with one storage for both names."""
+    config = workplace.write_config(model={"tie_weights": True, "init": "gpt2"}, evaluation={"every": 5})
+    whole = workplace.train_here(config, output="whole")
+    workplace.train_here(config, output="parts", stop_after=5)
+    parts = workplace.train_here(config, output="parts", resume="latest")
+    assert without_times(parts) == without_times(whole)
+    assert "head.weight" not in load_file(parts.folder / "latest" / "model.safetensors")
+
+
+def test_bf16_trains_on_a_cpu_and_fp16_is_refused(workplace: Workplace) -> None:
+    """R62: fp16 on a CPU is an error with the remedy, and nothing is written."""
+    config = workplace.write_config(precision={"amp": "bf16"})
+    run = workplace.train(config)
+    assert run.status == 0, run.errors
+    assert run.losses[-1] < run.losses[0]
+    refused = workplace.train(config, "--set", "precision.amp=fp16", output="refused")
+    assert refused.status == 2
+    assert refused.errors.startswith("error: precision.amp: fp16 needs a GPU")
+    assert refused.errors.count("\n") == 1
+    assert not (workplace.folder / "refused" / "run").exists()
+
+
+@pytest.mark.slow
+def test_mistakes_are_told_once(workplace: Workplace) -> None:
+    """One sentence from one process under torchrun; 2 is the process's own status; nothing is written."""
+    for options in (["--set", "optimizer.learning_rat=1"], ["--set", "data.dataset=nowhere"], ["--bogus"]):
+        alone = workplace.train(workplace.write_config(), *options)
+        assert alone.status == 2, alone.errors
+        together = workplace.train(workplace.write_config(), *options, processes=2)
+        assert together.status == 1
+        sentence = alone.errors.strip().splitlines()[-1]
+        assert together.errors.count(sentence) == 1, together.errors
+        assert 'Traceback (most recent call last):\n  File "' + str(workplace.folder) not in together.errors
+    assert not workplace.checkpoints.exists() or not list(workplace.checkpoints.iterdir())
+
+
+def running_workers(folder: Path) -> list[int]:
+    """Processes whose command line names a folder, launchers apart."""
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(None, 1) for line in listing.splitlines()[1:]]
+    return [int(pid) for pid, command in rows if str(folder) in command and "torch.distributed.run" not in command]
+
+
+@pytest.mark.slow
+def test_workers_leave_with_a_killed_launcher(workplace: Workplace) -> None:
+    """torchrun's workers outlive a killed launcher: ours are gone within a second, without saving, the lock free."""
+    config = workplace.write_config(data={"train_tokens": 400 * 512, "epochs": 1}, evaluation={"every": None})
+    workplace.write_tokens(tokens=[1] * 300_000)
+    process = workplace.start(config, "--set", "checkpoint.every=5", processes=2)
+    latest = workplace.checkpoints / "run" / "latest"
+    deadline = time.monotonic() + 120
+    while not latest.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    time.sleep(1.0)
+    assert running_workers(workplace.folder) == []
+    resumed = workplace.train(config, "--resume", "latest", "--stop-after", "400", processes=2)
+    assert resumed.status == 0, resumed.errors
+    assert [line["step"] for line in resumed.of_kind("train")] == list(range(1, 401))
+
+
+@pytest.mark.slow
+def test_second_process_on_a_run_is_refused(workplace: Workplace) -> None:
+    """The folder is held by a lock: after a short wait the second is told so, and the first goes on."""
+    workplace.write_tokens(tokens=[1] * 600_000)
+    config = workplace.write_config(data={"train_tokens": 500_000}, evaluation={"every": None})
+    first = workplace.start(config)
+    while not (workplace.checkpoints / "run" / "metrics.jsonl").exists():
+        assert first.poll() is None, first.communicate()[1]
+        time.sleep(0.05)
+    second = workplace.train(config, "--resume", "auto")
+    assert second.status == 2
+    assert "another process is training this run" in second.errors
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+
+
+@pytest.mark.slow
+def test_dataset_is_downloaded_once(workplace: Workplace) -> None:
+    """R82, R102: by one process of the node, while the others wait; its commit is recorded; then it is just there."""
+    content = workplace.write_tokens("elsewhere").read_bytes()
+    config = workplace.write_config(data={"dataset": "someone/tokens", "train_tokens": 1024})
+    with FakeHub() as hub:
+        workplace.environment = hub.environment(workplace.folder / "home")
+        commit = hub.add("dataset", "someone/tokens", {"train.safetensors": content})
+        hub.fail("/resolve/", delay=3)
+        run = workplace.train(config, processes=4)
+        assert run.status == 0, run.errors
+        assert hub.downloads("train.safetensors") == 1
+    assert run.of_kind("event")[0]["dataset_revision"] == commit
+    workplace.environment |= {"HF_HUB_OFFLINE": "1"}
+    again = workplace.train(config, "--overwrite")
+    assert again.status == 0, again.errors
+    assert again.losses == pytest.approx(run.losses, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_dataset_that_is_not_on_the_hub(workplace: Workplace) -> None:
+    """R45: all processes end within half a minute, with one sentence that names the dataset."""
+    config = workplace.write_config(data={"dataset": "someone/missing"})
+    with FakeHub() as hub:
+        workplace.environment = hub.environment(workplace.folder / "home")
+        started = time.monotonic()
+        run = workplace.train(config, processes=2)
+    assert time.monotonic() - started < 30
+    assert run.status == 1
+    assert run.errors.count("error: dataset someone/missing") == 1, run.errors
+    assert not (workplace.datasets / "someone" / "missing").exists()

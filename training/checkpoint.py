@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved, how it becomes visible only when whole, how it is found and loaded again.
+"""Checkpoints: what is saved, how it becomes visible only when whole, how it is found and verified.
 
     checkpoints/<run>/step_00000617/   the state after 617 updates
         model.safetensors              parameters by name; the bytes depend on the weights alone
@@ -7,7 +7,7 @@
         manifest.json                  size and sha256 of the other three
     checkpoints/<run>/{latest,best}    relative symbolic links
 
-One process writes, one checkpoint at a time. Nothing is ever pickled or unpickled.
+One process writes, one checkpoint at a time. Nothing is ever pickled or unpickled. training/restore.py loads them.
 """
 
 import dataclasses
@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.gpt import GPT, GPTConfig, build_gpt
 from training.errors import UserError
 
 MODEL = "model.safetensors"
@@ -36,13 +35,8 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 CONTENTS = (MODEL, OPTIMIZER, STATE)
-
-# Which config key a saved shape contradicts, by parameter and axis.
-KEY_OF_AXIS = {
-    ("token_embedding.weight", 0): "model.vocab_size",
-    ("token_embedding.weight", 1): "model.emb_dim",
-    ("position_embedding.weight", 0): "model.context_length",
-}
+FOR_THE_MODEL = (MODEL, STATE)
+"""What is needed to use a model, not to train it further."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +99,15 @@ def take_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, state: Tra
 
 def _cpu_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """The sha256 of all weights, by name: shows whether two runs, or two machines, begin with the same bits."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(bare_module(model).named_parameters()):
+        digest.update(name.encode())
+        digest.update(_cpu_copy(parameter).view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
@@ -241,159 +244,38 @@ def problem_of(folder: Path, names: tuple[str, ...] = CONTENTS) -> str | None:
     return None
 
 
-def find_checkpoint(run_folder: Path, which: str) -> Found:
-    """Finds a checkpoint whose files are all there and unchanged.
+def find_checkpoint(run_folder: Path, which: str, names: tuple[str, ...] = CONTENTS) -> Found:
+    """Finds a checkpoint whose files are there and unchanged.
 
     Args:
         run_folder: checkpoints/<run>.
         which: "latest" (the newest good one), "best" or a checkpoint's name.
+        names: the files that are needed.
 
     Raises:
         UserError: there is none, or the one asked for is damaged.
     """
     checkpoints = list_checkpoints(run_folder)
     if which == "latest":
-        return _newest_good(run_folder, checkpoints)
+        return _newest_good(run_folder, checkpoints, names)
     remedy = f"those there are: {', '.join(path.name for path in checkpoints) or 'none'}"
     folder = run_folder / which
     if which == "best" and folder.is_symlink():
         folder = run_folder / os.readlink(folder)
     elif which != "best" and folder not in checkpoints:  # which also keeps `which` inside run_folder
         raise UserError(f"{run_folder}: there is no checkpoint {which!r}; {remedy}")
-    problem = problem_of(folder) if folder.is_dir() else "there is no such checkpoint"
+    problem = problem_of(folder, names) if folder.is_dir() else "there is no such checkpoint"
     if problem:
         raise UserError(f"{folder}: {problem}; {remedy}")
     return Found(folder, [])
 
 
-def _newest_good(run_folder: Path, checkpoints: list[Path]) -> Found:
+def _newest_good(run_folder: Path, checkpoints: list[Path], names: tuple[str, ...]) -> Found:
     passed_over: list[tuple[str, str]] = []
     for folder in reversed(checkpoints):
-        problem = problem_of(folder)
+        problem = problem_of(folder, names)
         if problem is None:
             return Found(folder, passed_over)
         passed_over.append((folder.name, problem))
     reasons = "".join(f"; {name}: {problem}" for name, problem in passed_over)
     raise UserError(f"{run_folder}: there is no complete checkpoint{reasons}")
-
-
-def read_state(folder: Path) -> TrainingState:
-    """Reads state.json of a checkpoint; UserError names the file and the first field that is wrong."""
-    path = folder / STATE
-    try:
-        return TypeAdapter(TrainingState).validate_json(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "content"
-        raise UserError(f"{path}: is not a training state; {field}: {first['msg']}") from error
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """Maps a safetensors file into memory: CPU tensors whose bytes are read as they are used."""
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: is not a readable safetensors file ({error})") from error
-
-
-def load_model(folder: Path) -> GPT:
-    """Verifies a checkpoint's weights and builds its model, on the CPU and in evaluation mode.
-
-    Raises:
-        UserError: a file is missing, damaged or not what it should be.
-    """
-    problem = problem_of(folder, (MODEL, STATE))
-    if problem:
-        raise UserError(f"{folder}: {problem}; choose another checkpoint")
-    try:
-        config = GPTConfig(**read_state(folder).config["model"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder / STATE}: config.model does not describe a model ({error})") from error
-    model = build_gpt(config, seed=0)
-    load_weights(folder, model)
-    return model.eval()
-
-
-def load_weights(folder: Path, model: nn.Module) -> None:
-    """Copies saved weights into the model's parameters, strictly by name and shape; a tied pair stays one.
-
-    Verifies no digest (problem_of does). Nothing is copied unless everything fits.
-
-    Args:
-        folder: the checkpoint.
-        model: on any device, wrapped or not.
-
-    Raises:
-        UserError: names the first parameter that does not fit and, where it can, the config key.
-    """
-    saved = _read_tensors(folder / MODEL)
-    bare = bare_module(model)
-    parameters = dict(bare.named_parameters())
-    problem = _names_problem(saved.keys() - parameters.keys(), parameters.keys() - saved.keys())
-    for name, parameter in parameters.items():
-        problem = problem or _shape_problem(name, saved[name].shape, parameter.shape)
-    if problem is None and isinstance(bare, GPT):  # the number of heads shows in no shape
-        heads = read_state(folder).config.get("model", {}).get("n_heads")
-        if heads != bare.config.n_heads:
-            problem = f"saved with model.n_heads {heads}, configured {bare.config.n_heads}"
-    if problem:
-        raise UserError(f"{folder / MODEL}: {problem}; the model must be the saved one")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(saved[name])
-
-
-def _names_problem(unknown: set[str], missing: set[str]) -> str | None:
-    if missing == {"head.weight"} and not unknown:
-        return "head.weight is missing: saved with model.tie_weights true, configured false"
-    if unknown == {"head.weight"} and not missing:
-        return "head.weight is not needed: saved with model.tie_weights false, configured true"
-    problems = [f"{min(missing)} is missing"] if missing else []
-    problems += [f"{min(unknown)} is unknown"] if unknown else []
-    return " and ".join(problems) or None
-
-
-def _shape_problem(name: str, saved: torch.Size, configured: torch.Size) -> str | None:
-    if saved == configured:
-        return None
-    for axis, (saved_size, configured_size) in enumerate(zip(saved, configured, strict=False)):
-        key = KEY_OF_AXIS.get((name, axis))
-        if key and saved_size != configured_size:
-            return f"{name}: saved with {key} {saved_size}, configured {configured_size}"
-    return f"{name}: saved with shape {list(saved)}, configured {list(configured)}"
-
-
-def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Gives each parameter its own saved optimizer state, by name, however the optimizer groups them.
-
-    The groups and their settings (learning rate, weight decay) stay. Verifies no digest (problem_of does).
-
-    Raises:
-        UserError: names the first parameter whose state is missing, of another shape, or not wanted.
-    """
-    path = folder / OPTIMIZER
-    saved: dict[str, dict[str, Tensor]] = {}  # by parameter, then kind
-    for key, tensor in _read_tensors(path).items():
-        kind, _, name = key.partition(".")
-        saved.setdefault(name, {})[kind] = tensor
-    kinds = {kind for values in saved.values() for kind in values}
-    names: dict[Tensor, str] = {value: name for name, value in bare_module(model).named_parameters()}
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]] if saved else []
-    state = {}
-    for index, parameter in enumerate(trained):
-        name = names[parameter]
-        values = saved.pop(name, {})
-        for kind in sorted(kinds):
-            shape = [] if kind == "step" else list(parameter.shape)
-            if kind not in values or list(values[kind].shape) != shape:
-                found = list(values[kind].shape) if kind in values else "missing"
-                raise UserError(f"{path}: {name}: {kind} of shape {shape} wanted, found {found}")
-        # Copies, out of the mapped file. `step` belongs on the CPU; for fused kernels PyTorch moves it.
-        state[index] = {
-            kind: value.to("cpu" if kind == "step" else parameter.device, copy=True) for kind, value in values.items()
-        }
-    if saved:
-        raise UserError(f"{path}: {min(saved)}: no parameter of this name is trained")
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -25,8 +25,8 @@ def run_command(app: typer.Typer) -> Never:
         _end(f"error: {mistake}", 2)
     except RunError as failure:
         _end(f"error: {failure}", 1)
-    except typer.Abort:
-        _end("stopped", 130)
+    except (KeyboardInterrupt, typer.Abort):
+        _end("interrupted", 130)
     except CommandLineError as error:
         if _speaks():
             error.show()  # type: ignore[attr-defined]

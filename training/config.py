@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,14 +24,25 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 CONFIGS = REPOSITORY / "configs"
 INTERVENTIONS = CONFIGS / "interventions.yaml"
 
+RECORD = ("name", "overrides", "resolved")
+"""Keys that the tool writes into a run's config.yaml; no config that a person writes has them."""
+STAND_INS: dict[str, Any] = {
+    "name": "x",
+    "data": {"dataset": "x"},
+    "batch": {"world_size": 1, "microbatch": 1, "accumulation": 1},
+    "schedule": {"name": "cosine"},
+}
+"""What stands for a missing or bad value that has no default, while the other values are checked."""
+
 STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 with_config(STRICT)(GPTConfig)
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+COMMIT_PATTERN = r"^[0-9a-f]{40}$"
+Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
-CountOrAll = Annotated[int, Field(ge=-1)]  # -1 = all there is
 Interval = Annotated[int, Field(ge=0)] | None
-Fraction = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
 
 
@@ -48,19 +60,25 @@ class Data(Section):
     """Which tokens are trained on and validated on. Lengths and starts are in tokens."""
 
     dataset: Annotated[str, Field(pattern=rf"^{NAME_PATTERN}(/{NAME_PATTERN})?$")]
-    revision: str | None = None
-    train_tokens: CountOrAll = -1
+    revision: Annotated[str, Field(pattern=COMMIT_PATTERN)] | None = None
+    train_tokens: int = -1
     train_start: Annotated[int, Field(ge=0)] = 0
     validation_start: Annotated[int, Field(ge=0)] = 0
-    validation_tokens: CountOrAll = -1
+    validation_tokens: int = -1
     epochs: Count = 1
     shuffle: bool = False
-    tokenizer: str | None = None
+    tokenizer: Text | None = None
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        _no_zero("train_tokens", self.train_tokens)
-        _no_zero("validation_tokens", self.validation_tokens)
+        lengths = {"train_tokens": self.train_tokens, "validation_tokens": self.validation_tokens}
+        problems = [
+            f"{key}: must be positive, or -1 for all there is, got {tokens}"
+            for key, tokens in lengths.items()
+            if tokens < 1 and tokens != -1
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
 
@@ -86,7 +104,7 @@ class Optimizer(Section):
     learning_rate: Annotated[float, Field(gt=0)] = 4e-4
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     betas: tuple[Decay, Decay] = (0.9, 0.999)
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Annotated[float, Field(ge=1e-38)] = 1e-8  # a smaller one is zero in float32
     decay: Literal["all", "matrices"] = "all"
     clip_norm: Annotated[float, Field(gt=0)] | None = None
 
@@ -102,7 +120,7 @@ class CosineSchedule(Section):
 
     name: Literal["cosine"]
     warmup_percent: Annotated[float, Field(ge=0, lt=100)] = 5
-    final_fraction: Fraction = 0.1
+    final_fraction: Share = 0.1
 
 
 class Loss(Section):
@@ -135,7 +153,7 @@ class Checkpoint(Section):
 class Hub(Section):
     """Where the result is uploaded."""
 
-    repo: str | None = None
+    repo: Text | None = None
     private: bool = True
 
 
@@ -154,7 +172,7 @@ class RunConfig(Section):
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
     hub: Hub = Hub()
-    init_from: str | None = None
+    init_from: Text | None = None
     reproducibility: Literal["rounding", "bitwise"] = "rounding"
     interventions: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
@@ -170,9 +188,9 @@ class RunConfig(Section):
             if self.evaluation.every is not None and tokens is not None and 0 < tokens < context:
                 problems.append(f"{key}: must hold a sequence of model.context_length {context}, got {tokens}")
         if self.reproducibility == "bitwise":
-            problems.append("reproducibility: bitwise is not available in this version; write rounding")
+            problems.append("reproducibility: bitwise is not available in this version, write rounding")
         if self.hub.repo is not None:
-            problems.append("hub.repo: uploading is not available in this version; write null")
+            problems.append("hub.repo: uploading is not available in this version, write null")
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -198,7 +216,8 @@ class RunConfig(Section):
         """Steps of linear warm-up: `total_steps` x `warmup_percent` // 100."""
         if isinstance(self.schedule, ConstantSchedule):
             return 0
-        return int(total_steps * self.schedule.warmup_percent // 100)
+        percent = Fraction(str(self.schedule.warmup_percent))  # 0.57 % of 10,000 is 57, but 56.99... in floats
+        return int(total_steps * percent // 100)
 
 
 def load_run_config(run: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -211,11 +230,10 @@ def load_run_config(run: str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: with every problem found, each with its key and the rule, in one message.
     """
-    path = _config_path(run, CONFIGS)
-    raw = _resolve(path, [_split_override(override) for override in overrides], seen=())
-    previous = raw.get("overrides", [])
-    raw["overrides"] = [*(previous if isinstance(previous, list) else []), *overrides]
-    return config_from_mapping({"name": path.stem, **raw}, where=_shown(path))
+    path = _config_path(run)
+    problems: list[str] = []
+    raw = _resolve(path, [_split_override(override) for override in overrides], (), problems)
+    return config_from_mapping({**raw, "name": path.stem, "overrides": [*overrides]}, _shown(path), problems)
 
 
 def run_name(run: str) -> str:
@@ -223,31 +241,30 @@ def run_name(run: str) -> str:
     return Path(run).stem if _is_path(run) else run
 
 
-def config_from_mapping(mapping: Mapping[str, Any], where: str) -> RunConfig:
+def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: Sequence[str] = ()) -> RunConfig:
     """Checks a mapping as `config_mapping` makes it.
 
     Raises:
-        ConfigError: naming `where`, with all problems at once.
+        ConfigError: naming `where`, with all problems at once, the known ones first.
     """
     remaining = _copy(mapping)
     remaining.pop("resolved", None)
     _read_bare_words(remaining)
-    problems: list[str] = []
-    dropped: set[str] = set()
+    problems = list(known_problems)
+    mended: set[str] = set()
     while True:
         try:
             config = RunConfig.model_validate_json(json.dumps(remaining))  # JSON: a list is a tuple
-        except ValidationError as error:
-            fresh = [item for item in _problems(error) if item[1] not in problems]
-            # Checks over several keys run only once each key is valid: leave the bad ones out and look again,
-            # without believing what such a check then says about a key that was left out.
-            problems += [text for _, text in fresh if not dropped.intersection(re.split(r"[ :;,]+", text))]
-            removed = [_drop(remaining, location) for location, _ in fresh]
-            dropped.update(filter(None, removed))
-            if not any(removed):
-                break
-        else:
             break
+        except ValidationError as error:
+            # Checks over several keys run only once each key is valid: replace the bad ones and look again,
+            # without believing what such a check then says about a key that was replaced.
+            fresh = [item for item in _problems(error, mended) if item[1] not in problems]
+            problems += [text for _, text in fresh if text]
+            newly_mended = {_mend(remaining, location) for location, _ in fresh} - {""}
+            mended |= newly_mended
+            if not newly_mended:
+                break
     if problems:
         listing = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         raise ConfigError(
@@ -266,51 +283,79 @@ def _is_path(run: str) -> bool:
     return run.endswith((".yaml", ".yml")) or os.sep in run
 
 
-def _config_path(run: str, folder: Path) -> Path:
+def _config_path(run: str, key: str = "") -> Path:
     if _is_path(run):
         path = Path(run)
         if not path.is_file():
-            raise ConfigError(f"{run}: there is no such file; give a YAML file or the name of a config in configs/")
+            raise ConfigError(
+                f"{key}{run}: there is no such file; give a YAML file or the name of a config in configs/"
+            )
         return path
-    path = folder / f"{run}.yaml"
+    path = CONFIGS / f"{run}.yaml"
     if not path.is_file():
-        names = sorted(found.stem for found in folder.glob("*.yaml") if found != INTERVENTIONS)
-        raise ConfigError(f"{run}: there is no configs/{run}.yaml;{_nearest(run, names) or ' see configs/'}")
+        names = sorted(found.stem for found in CONFIGS.glob("*.yaml") if found != INTERVENTIONS)
+        raise ConfigError(f"{key}{run}: there is no configs/{run}.yaml;{_nearest(run, names) or ' see configs/'}")
     return path
 
 
-def _resolve(path: Path, overrides: list[tuple[str, Any]], seen: tuple[Path, ...]) -> dict[str, Any]:
+def _resolve(
+    path: Path, overrides: list[tuple[str, Any]], seen: tuple[Path, ...], problems: list[str]
+) -> dict[str, Any]:
     """The values of one file: its base, its own keys, its interventions and the overrides, merged in that order."""
     if path.resolve() in seen:
         raise ConfigError(f"{_shown(path)}: base leads back to this file; a config cannot be its own base")
     own = read_yaml(path)
-    if own.get("resolved") is True:  # a run folder's config.yaml: base and interventions are in the values already
-        return _merge(own, _nested(overrides))
-    for key in ("name", "overrides", "resolved"):
-        if key in own:
-            raise ConfigError(f"{_shown(path)}: {key}: unknown key; the run's name is that of its file")
-    for key, value in overrides:
-        if key in ("base", "interventions"):
-            own[key] = value
+    where = f"{_shown(path)}: " if seen else ""
+    is_record = own.get("resolved") is True  # a run's config.yaml: base and interventions are in the values already
+    for key in RECORD:
+        if key in own and (key == "name" or not is_record):
+            problems.append(f"{where}{key}: unknown key; the run's name is that of its file")
+        own.pop(key, None)
+    choices = {key: value for key, value in overrides if key in ("base", "interventions")}
+    values = _nested([item for item in overrides if item[0] not in choices])
+    if is_record:
+        if choices:
+            raise ConfigError(
+                f"--set {min(choices)}: {_shown(path)} is the record of a run, with base and interventions in its "
+                "values; start from the config that the run was started from"
+            )
+        return _merge(own, values)
+    own |= choices
     merged: dict[str, Any] = {}
-    base = own.pop("base", None)
+    base, names = own.pop("base", None), own.pop("interventions", None)
     if base is not None:
-        if not isinstance(base, str):
-            raise ConfigError(f"{_shown(path)}: base: must be the name of another config, got {base!r}")
-        beside = path.parent / f"{base}.yaml"
-        base_path = beside if beside.is_file() else _config_path(base, CONFIGS)
-        merged = _resolve(base_path, [], (*seen, path.resolve()))
-    names = own.pop("interventions", None) or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{_shown(path)}: interventions: must be a list of names, got {names!r}")
+        merged = _resolve(_base_path(base, path), [], (*seen, path.resolve()), problems)
     merged = _merge(merged, own)
-    known = read_yaml(INTERVENTIONS) if names else {}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"{_shown(path)}: interventions: {name} is not one;{_nearest(name, known)}")
-        merged = _merge(merged, known[name]["set"])
-    merged["interventions"] = list(dict.fromkeys([*merged.get("interventions", []), *names]))
-    return _merge(merged, _nested([item for item in overrides if item[0] not in ("base", "interventions")]))
+    for name, changes in _interventions(names, where, problems):
+        merged = _merge(merged, changes)
+        merged["interventions"] = list(dict.fromkeys([*merged.get("interventions", []), name]))
+    return _merge(merged, values)
+
+
+def _base_path(base: Any, path: Path) -> Path:
+    """The file that the base of the config at `path` is in: beside it, or in configs/."""
+    if not isinstance(base, str):
+        raise ConfigError(f"{_shown(path)}: base: must be the name of another config, got {_written(base)}")
+    beside = path.parent / (base if base.endswith((".yaml", ".yml")) else f"{base}.yaml")
+    return beside if beside.is_file() else _config_path(base, f"{_shown(path)}: base: ")
+
+
+def _interventions(names: Any, where: str, problems: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Names of interventions and what each sets, in order; those that do not exist are problems."""
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        problems.append(f"{where}interventions: must be a list of names, got {_written(names)}")
+        return []
+    known = read_yaml(INTERVENTIONS)
+    for name in [name for name in names if name not in known]:
+        remedy = _nearest(name, known) or f" there are {', '.join(known)}"
+        problems.append(f"{where}interventions: {name} is not one;{remedy}")
+    found = [(name, known[name]) for name in names if name in known]
+    for name, intervention in found:
+        if not isinstance(intervention, dict) or not isinstance(intervention.get("set"), dict):
+            raise ConfigError(f"{_shown(INTERVENTIONS)}: {name}: must have a section `set` with what it changes")
+    return [(name, intervention["set"]) for name, intervention in found]
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,16 +365,18 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         old = merged.get(key)
         merged[key] = value
         if isinstance(old, Mapping) and isinstance(value, Mapping):
-            same_name = value.get("name", old.get("name")) == old.get("name")
-            merged[key] = _merge(old, value) if same_name else value
+            renamed = "name" in old and value.get("name", old["name"]) != old["name"]
+            merged[key] = value if renamed else _merge(old, value)
     return merged
 
 
 def _split_override(text: str) -> tuple[str, Any]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
         raise ConfigError(f"--set {text}: must be KEY=VALUE, as in --set optimizer.learning_rate=1e-3")
-    return key.strip(), parse_yaml(value, f"--set {text}")
+    if key in RECORD:
+        raise ConfigError(f"--set {text}: {key}: unknown key; the run's name is that of its file")
+    return key, parse_yaml(value, f"--set {text}")
 
 
 def _nested(overrides: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -365,49 +412,62 @@ def _read_bare_words(raw: dict[str, Any]) -> None:
             values[name] = values[name].lower() in ("yes", "on")
 
 
-def _problems(error: ValidationError) -> list[tuple[tuple[str, ...], str]]:
-    """(location, sentence) for each problem that pydantic found."""
+def _problems(error: ValidationError, mended: set[str]) -> list[tuple[tuple[str, ...], str]]:
+    """(location, sentence) for each problem that pydantic found; no sentence if it may come from a mended key."""
     found = []
     for item in error.errors():
         location = tuple(str(part) for part in item["loc"])
         if location[:1] == ("schedule",) and location[1:2] in (("cosine",), ("constant",)):
             location = (location[0], *location[2:])  # pydantic puts the discriminator into the path
+        kind, value = item["type"], item["input"]
+        if kind in ("union_tag_not_found", "union_tag_invalid"):
+            location, value = (*location, "name"), value.get("name")
         key = ".".join(location)
-        if item["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             found.append((location, f"{key}: unknown key;{_nearest_key(location)}"))
-        elif item["type"] in ("missing", "missing_argument"):
+        elif kind in ("missing", "missing_argument", "union_tag_not_found"):
             found.append((location, f"{key}: is needed"))
-        elif item["type"] == "value_error":
+        elif kind == "value_error":
             for text in str(item["ctx"]["error"]).split("; "):
-                found.append(
-                    ((*location, text.partition(":")[0]) if location else (), f"{'.'.join((*location, text))}")
-                )
+                sentence = ".".join((*location, text))
+                place = (*location, *text.partition(":")[0].split("."))
+                found.append((place, "" if _is_about(sentence, mended) else sentence))
         else:
-            found.append(
-                (location, f"{key}: {_rule(item['type'], item['msg'], item.get('ctx', {}))}, got {item['input']!r}")
-            )
+            rule = _rule(kind, item["msg"], item.get("ctx", {}))
+            found.append((location, f"{key}: {rule}, got {_written(value)}"))
     return found
 
 
 def _rule(kind: str, message: str, context: dict[str, Any]) -> str:
     """Pydantic's rule in the words of the other messages."""
-    sections = ("model_type", "dataclass_type", "model_attributes_type", "union_tag_not_found")
-    if kind in sections:
-        return "must be a section with keys"
-    if kind == "bool_type":
-        return "must be true or false"
-    if kind == "string_type":
-        return "must be text (quote a number that is meant as text)"
-    if kind == "string_pattern_mismatch":
-        return "must be a name of letters, digits, '.', '_' and '-' that stays in its folder"
-    if kind == "union_tag_invalid":
-        return f"name must be one of {context.get('expected_tags')}"
-    return message.replace("Input should be ", "must be ")
+    rules = {
+        "model_type": "must be a section with keys",
+        "dataclass_type": "must be a section with keys",
+        "dict_type": "must be a section with keys",
+        "tuple_type": "must be a list",
+        "too_long": f"must have no more than {context.get('max_length')} items",
+        "bool_type": "must be true or false",
+        "string_type": "must be text (quote a number that is meant as text)",
+        "string_too_short": "must not be empty (write null for none)",
+        "string_pattern_mismatch": "must be a name of letters, digits, '.', '_' and '-' that stays in its folder",
+        "union_tag_invalid": f"must be one of {context.get('expected_tags')}",
+    }
+    if context.get("pattern") == COMMIT_PATTERN:
+        return "must be a commit of 40 hexadecimal digits, as a branch or tag can move"
+    return rules.get(kind, message.replace("Input should be ", "must be "))
+
+
+def _written(value: Any) -> str:
+    """A value as its config has it, cut short."""
+    text = repr(str(value)) if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _nearest_key(location: tuple[str, ...]) -> str:
     """The valid key that was probably meant: in the same section, of that name elsewhere, or alike anywhere."""
     keys = list(_valid_keys())
+    if ".".join(location) in keys:
+        return " it belongs to schedule.name cosine" if location[0] == "schedule" else " the values are resolved here"
     leaf = location[-1].replace("-", "_")
     siblings = [key for key in keys if key.split(".")[:-1] == list(location[:-1])]
     for candidates in (siblings, keys):
@@ -416,7 +476,7 @@ def _nearest_key(location: tuple[str, ...]) -> str:
         if match:
             return f" did you mean {leaves[match[0]]}?"
     sections = sorted({key.split(".")[0] for key in keys})
-    return _nearest(leaf, sections) or f" the keys here are {', '.join(siblings or sections)}"
+    return _nearest(leaf, sections) or f" the keys here are {', '.join(siblings if location[1:] else sections)}"
 
 
 def _nearest(name: str, names: Any) -> str:
@@ -424,28 +484,35 @@ def _nearest(name: str, names: Any) -> str:
     return f" did you mean {match[0]}?" if match else ""
 
 
-def _drop(raw: dict[str, Any], location: tuple[str, ...]) -> str:
-    """Removes a bad value, so that what is left can be checked; returns its key, or nothing if it is not there."""
-    values = raw
-    for section in location[:-1]:
+def _mend(raw: dict[str, Any], location: tuple[str, ...]) -> str:
+    """Puts a valid value where one is bad or missing; returns the key, or nothing where there is nothing to mend."""
+    values: dict[str, Any] = raw
+    stand_ins = STAND_INS
+    for number, section in enumerate(location[:-1], start=1):
         if not isinstance(values.get(section), dict):  # a bad item of a list: the list goes
-            return section if values.pop(section, None) is not None else ""
-        values = values[section]
-    if not location or location[-1] not in values:
-        return ""
-    del values[location[-1]]
-    return ".".join(location)
+            return ".".join(location[:number]) if values.pop(section, None) is not None else ""
+        values, stand_ins = values[section], stand_ins.get(section, {})
+    for key in location[-1:]:
+        if key in stand_ins:
+            values[key] = _copy(stand_ins[key])
+        elif key in values:
+            del values[key]
+        else:
+            break
+        return ".".join(location)
+    return ""
+
+
+def _is_about(text: str, keys: set[str]) -> bool:
+    """Whether a sentence mentions one of some keys, or a key of one of some sections."""
+    words = re.split(r"[ :;,()]+", text)
+    return any(word == key or word.startswith(f"{key}.") or key.endswith(f".{word}") for word in words for key in keys)
 
 
 def _copy(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _copy(item) for key, item in value.items()}
     return value
-
-
-def _no_zero(key: str, tokens: int) -> None:
-    if tokens == 0:
-        raise ValueError(f"{key}: must be positive, or -1 for all there is, got 0")
 
 
 def _shown(path: Path) -> str:

@@ -4,6 +4,7 @@ A row of context_length tokens needs one more, the target of its last token; nei
 each token of a range is an input once and a target once.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,7 +190,9 @@ def open_validation(config: RunConfig, folder: Path, train: Rows) -> Rows:
     """
     data, context = config.data, config.model.context_length
     path = folder / "validation.safetensors"
-    file = TokenFile(path) if path.exists() else train.file
+    # A link that leads nowhere is an error, and one to the training file is that file.
+    separate = os.path.lexists(path) and not (path.exists() and path.samefile(train.file.path))
+    file = TokenFile(path) if separate else train.file
     count = (
         data.validation_tokens // context
         if data.validation_tokens != -1
@@ -242,7 +245,6 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
 
     folder = datasets / data.dataset
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         if data.dataset == prepare.PYTHON_LIBRARY:
             prepare.prepare_python_library(folder)
         elif "/" in data.dataset:

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from training.config import Precision
 from training.data import Rows
 from training.distributed import Group
-from training.loss import SequenceLoss
+from training.loss import IGNORED, SequenceLoss
 from training.step import autocast, to_device
 
 
@@ -77,9 +77,10 @@ def evaluate(
                 inputs, targets = rows.read(part)
                 sums = module(to_device(inputs, process.device), to_device(targets, process.device))
                 totals[0] += sums.double().sum()
-                totals[1] += targets.numel()
+                counted = targets[targets != IGNORED]
+                totals[1] += counted.numel()
                 if byte_lengths is not None:
-                    totals[2] += int(byte_lengths[targets.numpy()].sum())
+                    totals[2] += int(byte_lengths[counted.numpy()].sum())
     finally:
         module.train(was_training)
     loss_sum, target_tokens, target_bytes = group.sum(totals).tolist()

@@ -79,6 +79,8 @@ def describe(layout: Layout, batch: Batch) -> str:
     )
     if layout.world_size * layout.microbatch * layout.accumulation != layout.global_batch:
         text = text.replace(" = ", " over ") + f", uneven: {100 * layout.idle_share:.1f} % idle"
+    if layout.world_size > layout.global_batch:
+        text += f", no sequence for ranks from {layout.global_batch} on"
     if (layout.world_size, layout.microbatch, layout.accumulation) == (
         batch.world_size,
         batch.microbatch,

@@ -37,7 +37,7 @@ def target_weights(reduction: Reduction, targets: np.ndarray, microbatch: int) -
         microbatch: the config's microbatch, in sequences.
 
     Returns:
-        (sequences,) float64; zeros where the step has no target at all.
+        (sequences,) float64, finite also for sequences and steps without a target, which have no loss to weigh.
     """
     if reduction == "sum":
         return np.ones(len(targets))
@@ -86,5 +86,8 @@ class SequenceLoss(nn.Module):
         return losses.view(targets.shape).sum(dim=1)
 
     def _token_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = self.model.head(hidden)  # (rows, V)
+        # A view, so that each chunk has its own half-precision copy: autocast would share one copy among all of them,
+        # and the head's gradient would be summed over the chunks in half precision.
+        head = self.model.head.weight
+        logits = F.linear(hidden, head.view_as(head))  # (rows, V)
         return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")

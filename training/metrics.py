@@ -13,6 +13,7 @@ import torch
 from tqdm import tqdm
 
 from training.distributed import Group
+from training.errors import UserError
 from training.evaluation import Evaluated
 from training.step import StepResult
 
@@ -216,11 +217,19 @@ class RunLog:
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically."""
+    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically.
+
+    Raises:
+        UserError: naming the file and a line that is no record.
+    """
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
-        if line.endswith("\n") and json.loads(line)["step"] <= step:
-            kept.append(line)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.endswith("\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
     beside = path.with_name(f".{path.name}.new")
     beside.write_text("".join(kept), encoding="utf-8")
     os.replace(beside, path)

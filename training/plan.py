@@ -45,9 +45,9 @@ def _schedule(config: RunConfig, total_steps: int | None) -> str:
 def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
     """A rough estimate, in bytes, of what one process needs at its peak beside the libraries.
 
-    Weights, gradients and AdamW's two moments in float32; activations kept for the backward: about 18 numbers per
-    token and width in each block, the attention weights where dropout keeps the CPU from a flash kernel; the logits
-    of one chunk of the head.
+    Weights, gradients and AdamW's two moments in float32; activations kept for the backward, about 18 numbers per
+    token and width in each block; the attention weights of one block where dropout keeps the CPU from a flash kernel;
+    the logits of one chunk of the head.
     """
     from training.loss import CHUNK_LOGITS
 
@@ -55,7 +55,8 @@ def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
     tokens = microbatch * model.context_length
     size = 4 if config.precision.amp == "off" else 2
     block = 18 * tokens * model.emb_dim * size
+    weights = 0
     if model.dropout and device == "cpu":
-        block += microbatch * model.n_heads * model.context_length**2 * (3 * size + 1)
+        weights = microbatch * model.n_heads * model.context_length**2 * (5 * size + 1)
     logits = min(tokens * model.vocab_size, CHUNK_LOGITS) * 4 * 3
-    return 16 * parameter_count(model) + model.n_layers * block + logits
+    return 16 * parameter_count(model) + model.n_layers * block + weights + logits

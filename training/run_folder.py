@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from training.checkpoint import find_checkpoint, list_checkpoints, problem_of, read_state
+from training.checkpoint import find_checkpoint, list_checkpoints, problem_of
 from training.config import RunConfig, config_from_mapping, config_mapping
 from training.errors import UserError
-from training.yaml_reader import read_yaml
+from training.restore import read_state
+from training.yaml_reader import read_yaml, yaml_text
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
@@ -57,6 +56,8 @@ def held(folder: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise UserError(f"{folder}: another process is training this run; wait for it or stop it first")
             time.sleep(0.1)
+        if not (folder / LOCK).exists():  # removed by the one that held it, below
+            raise UserError(f"{folder}: the process that had this run has just given up; start again")
         try:
             yield
         finally:
@@ -92,20 +93,20 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     Raises:
         UserError: it can neither start nor go on as asked.
     """
+    checkpoints = list_checkpoints(folder)
+    holds_run = bool(checkpoints) or (folder / CONFIG).exists()
     if resume == "auto":
-        whole = any(problem_of(checkpoint) is None for checkpoint in reversed(list_checkpoints(folder)))
-        resume, overwrite = ("latest", False) if whole else (None, True)
+        whole = any(problem_of(checkpoint) is None for checkpoint in reversed(checkpoints))
+        resume, overwrite = ("latest", False) if whole else (None, holds_run)
     if resume is None:
-        if (folder / CONFIG).exists() and not overwrite:
-            raise UserError(
-                f"{folder}: holds a run already; go on with --resume latest, or start again with --overwrite "
-                "(which deletes it)"
-            )
+        if not overwrite and any(folder.glob("[!.]*")):
+            what = "a run already; go on with --resume latest" if holds_run else "other files; choose another --output"
+            raise UserError(f"{folder}: holds {what}, or start again with --overwrite (which deletes all of it)")
         return Opening(None, config_mapping(config), [])
     found = find_checkpoint(folder, resume)
     remarks = [f"passed over {name}: {reason}" for name, reason in found.passed_over]
     step = read_state(found.path).step
-    newer = [path.name for path in list_checkpoints(folder) if int(path.name.removeprefix("step_")) > step]
+    newer = [path.name for path in checkpoints if int(path.name.removeprefix("step_")) > step]
     newer = [name for name in newer if name not in dict(found.passed_over)]
     if newer:
         remarks.append(f"newer checkpoints will be removed once the next one is complete: {', '.join(newer)}")
@@ -147,7 +148,7 @@ def begin(folder: Path, opening: Opening) -> None:
                 path.unlink()
     beside = folder / f".{CONFIG}.new"
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
-    beside.write_text(comment + yaml.safe_dump(opening.config, sort_keys=False), encoding="utf-8")
+    beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
 
 

@@ -1,0 +1,85 @@
+"""A real GPT whose loss and gradient are known on paper, and sequences with any targets for it.
+
+With final_norm.weight = 0 and final_norm.bias = e1, the logits are the first column of the head, whatever the input.
+That column is (0, ln 2, ln 3, ln 4) for the ids 0 to 3 and -1e4 for every other, so the model gives these four
+classes 0.1, 0.2, 0.3 and 0.4, everywhere. The gradient of a mean over targets is, on the first column's four entries,
+these probabilities minus the share of each class among the targets. Nothing flows back into the trunk.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.gpt import GPT, GPTConfig, build_gpt
+from training.loss import IGNORED
+
+SMALL = GPTConfig(vocab_size=6, context_length=8, emb_dim=4, n_heads=1, n_layers=1, dropout=0.0)
+
+ONE_TO_FOUR = ((0,), (1, 1), (2, 2, 2), (3, 3, 3, 3))
+"""Four sequences that hold the classes in the model's own shares: loss 1.279854, and no gradient at all."""
+ONE_TO_FOUR_LOSS = 1.279854
+
+
+def known_gpt(config: GPTConfig = SMALL) -> GPT:
+    """The model. Its final norm is not trained, so that the gradient's norm is that of the four numbers."""
+    model = build_gpt(config, seed=1)
+    with torch.no_grad():
+        model.final_norm.weight.zero_()
+        model.final_norm.bias.zero_()[0] = 1.0
+        model.head.weight[:, 0] = -1e4
+        model.head.weight[:4, 0] = torch.log(torch.arange(1.0, 5.0))
+    model.final_norm.requires_grad_(False)
+    return model
+
+
+def context_for(sequences: Sequence[Sequence[int]]) -> GPTConfig:
+    """The small model's config, with room for the longest of some sequences of targets."""
+    return replace(SMALL, context_length=max(SMALL.context_length, *map(len, sequences)))
+
+
+@dataclass(frozen=True)
+class KnownSequences:
+    """Training data whose steps are given as the targets of their sequences; what follows them is ignored."""
+
+    steps: tuple[tuple[tuple[int, ...], ...], ...]
+    context: int
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return len(self.steps)
+
+    def target_counts(self, step: int) -> NDArray[np.int64]:
+        """Targets of each sequence of a step."""
+        return np.array([len(targets) for targets in self.steps[step]])
+
+    def read(self, step: int, positions: range) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the sequences at some positions of a step."""
+        return rows([self.steps[step][position] for position in positions], self.context)
+
+
+@dataclass(frozen=True)
+class KnownRows:
+    """A validation range, given likewise."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    context: int
+
+    def read(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the sequences with these numbers."""
+        return rows([self.sequences[number] for number in numbers], self.context)
+
+
+def rows(sequences: Sequence[Sequence[int]], context: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, each (B, T), of sequences given by their targets, padded with IGNORED.
+
+    The inputs are the targets one place on; any would do for the known model, but not for a random one.
+    """
+    targets = torch.full((len(sequences), context), IGNORED)
+    for row, sequence in zip(targets, sequences, strict=True):
+        row[: len(sequence)] = torch.tensor(sequence)
+    return targets.roll(1, dims=1).clamp(min=0), targets

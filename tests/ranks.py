@@ -1,0 +1,91 @@
+"""Runs a function on several processes, joined by gloo as torchrun's workers would be."""
+
+import multiprocessing
+import os
+import pickle
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+
+from training.distributed import Process
+
+Result = TypeVar("Result")
+
+ALONE = Process(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0, nodes=1, device=torch.device("cpu"))
+
+# One process imports torch, and what DDP imports late, once; the ranks are forks of it.
+multiprocessing.set_forkserver_preload(["torch._dynamo", "torch._inductor", "pydantic", "safetensors", "pytest"])
+
+
+def on_ranks(
+    world_size: int, function: Callable[..., Result], *arguments: Any, nodes: int = 1, timeout: float = 120
+) -> list[Result]:
+    """Calls function(group, *arguments) on every rank and returns the results, by rank.
+
+    A single process is this one. Several are real ones: function, arguments and results must be picklable.
+
+    Args:
+        world_size: processes.
+        function: of a module that the processes can import.
+        arguments: handed on.
+        nodes: machines over which the processes believe to be spread evenly.
+        timeout: in seconds; a hang is a failure.
+    """
+    if world_size == 1:
+        with ALONE.group() as group:
+            return [function(group, *arguments)]
+    # Like torchrun's agent, this process holds the store, so that no port has to be guessed.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    deadline = time.monotonic() + timeout
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = torch.multiprocessing.start_processes(
+            _rank,
+            (function, arguments, world_size, nodes, store.port, folder),
+            nprocs=world_size,
+            join=False,
+            start_method="forkserver",
+        )
+        assert ranks is not None, "not joined yet"
+        try:
+            while not ranks.join(deadline - time.monotonic()):  # raises what a rank raised
+                assert time.monotonic() < deadline, f"{function.__name__} on {world_size} ranks: {timeout} s are over"
+        finally:
+            for process in ranks.processes:
+                process.kill()
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
+
+
+def _rank(
+    rank: int,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    world_size: int,
+    nodes: int,
+    port: int,
+    folder: str,
+) -> None:
+    warnings.simplefilter("error")
+    per_node = world_size // nodes
+    environment = {
+        "RANK": rank,
+        "LOCAL_RANK": rank % per_node,
+        "WORLD_SIZE": world_size,
+        "LOCAL_WORLD_SIZE": per_node,
+        "GROUP_RANK": rank // per_node,
+        "GROUP_WORLD_SIZE": nodes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    os.environ.update({key: str(value) for key, value in environment.items()})
+    with Process.from_environment().group() as group:
+        result = function(group, *arguments)
+    (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))

@@ -1,0 +1,45 @@
+"""Models of two small blocks, and checkpoints of them."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from model.gpt import GPTConfig, build_gpt
+from training.checkpoint import TrainingState, take_snapshot, write_checkpoint
+
+TINY = GPTConfig(vocab_size=64, context_length=8, emb_dim=32, n_heads=2, n_layers=2, dropout=0.0)
+TIED = dataclasses.replace(TINY, tie_weights=True)
+IDS = torch.arange(16).view(2, 8)
+
+
+def state_at(step: int, config: GPTConfig = TINY) -> TrainingState:
+    return TrainingState(
+        step=step,
+        tokens=64 * step,
+        seconds=0.1 + step,
+        nonfinite_in_a_row=0,
+        best_loss=None,
+        best_step=None,
+        scaler=None,
+        config={"model": dataclasses.asdict(config)},
+    )
+
+
+def adamw(model: nn.Module, **settings: Any) -> torch.optim.AdamW:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, **settings)
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(IDS.to(next(model.parameters()).device)).logsumexp(-1).mean().backward()
+        optimizer.step()
+
+
+def save(run_folder: Path, step: int, model: nn.Module | None = None, config: GPTConfig = TINY) -> Path:
+    """Saves `model`, or one new from seed 0, as step N, before its first update."""
+    model = model or build_gpt(config, seed=0)
+    return write_checkpoint(run_folder, take_snapshot(model, adamw(model), state_at(step, config)))

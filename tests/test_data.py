@@ -1,0 +1,575 @@
+"""Token files, the rows that each step and each process reads, and everything that a file can have wrong."""
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import REPOSITORY, Workplace
+from numpy.typing import NDArray
+from safetensors.numpy import save
+from safetensors.torch import save_file as save_torch_file
+from small_configs import small_config, write_positions, write_tokens
+
+from training.config import Data, RunConfig, load_run_config
+from training.data import (
+    CHECKED_AT_ONCE,
+    Rows,
+    TokenFile,
+    TrainingData,
+    check_vocabulary,
+    open_training_data,
+    open_validation,
+    permuted,
+    provide_dataset,
+    tokenizer_file,
+)
+from training.distributed import Group, Process
+from training.errors import UserError
+from training.layout import Layout, plan_layout
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """One process."""
+    with Process.from_environment().group() as group:
+        yield group
+
+
+def write_sparse(path: Path, count: int, dtype: str = "U16", tokens: dict[int, bytes] | None = None) -> Path:
+    """Writes a token file of zeros that takes no room on the disk, but for the tokens given by their offsets."""
+    size = int(dtype[1:]) // 8
+    header = json.dumps({"tokens": {"dtype": dtype, "shape": [count], "data_offsets": [0, count * size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        start = file.tell()
+        for offset, value in (tokens or {}).items():
+            file.seek(start + offset * size)
+            file.write(value)
+        file.truncate(start + count * size)
+    return path
+
+
+def offsets(data: TrainingData, layout: Layout, first: int, last: int) -> list[list[int]]:
+    """The offsets of the rows that each step from `first` up to `last` trains on, microbatch after microbatch."""
+    steps = []
+    for step in range(first, last):
+        microbatches = [layout.microbatches(rank) for rank in range(layout.world_size)]
+        by_number = [ranges[k] for k in range(layout.accumulation) for ranges in microbatches if k < len(ranges)]
+        steps.append([int(row[0]) for positions in by_number for row in data.read(step, positions)[0]])
+    return steps
+
+
+def base_run(folder: Path, tokens: int = 1025, **sections: Any) -> tuple[RunConfig, TrainingData]:
+    config = small_config(**sections)
+    write_positions(folder / "train.safetensors", tokens)
+    return config, open_training_data(config, folder)
+
+
+# Token files
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64])
+def test_every_integer_type_is_read_by_value(tmp_path: Path, dtype: Any) -> None:
+    """R71: never reinterpreted."""
+    largest = min(np.iinfo(dtype).max, 2**40)
+    file = TokenFile(write_tokens(tmp_path / "train.safetensors", [0, 1, 50256, largest], dtype))
+    assert file.length == 4
+    assert file.read(0, 4).tolist() == [0, 1, 50256, largest]
+    assert file.read(1, 3).dtype == np.int64
+
+
+def test_batches_are_int64_inputs_and_targets_of_the_rows_asked_for(tmp_path: Path) -> None:
+    rows = Rows(TokenFile(write_positions(tmp_path / "train.safetensors", 100)), start=10, count=11, context=8)
+    inputs, targets = rows.read([3, 0])
+    assert inputs.dtype == targets.dtype == torch.int64
+    assert inputs.tolist() == [list(range(34, 42)), list(range(10, 18))]
+    assert targets.tolist() == [list(range(35, 43)), list(range(11, 19))]
+    assert rows.stop == 99
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 6520504474\n"
+WHOLE = save({"tokens": np.arange(1025, dtype=np.uint16)})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", WHOLE[:-1], WHOLE[:40], WHOLE + b"x", LFS, b"<!doctype html><html>Not found</html>", b"\xff" * 64, b"{}"],
+    ids=["empty", "truncated", "header only", "too long", "LFS pointer", "HTML", "noise", "JSON"],
+)
+def test_a_file_that_is_no_whole_token_file(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "train.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=f"^{path}: not a whole safetensors file .*; download or prepare it again$"):
+        TokenFile(path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({"ids": torch.zeros(9, dtype=torch.int32)}, "has no `tokens`, only ids; is it a token file"),
+        ({}, "has no `tokens`, only nothing"),
+        (
+            {"tokens": torch.zeros(3, 3, dtype=torch.int32)},
+            r"has type I32 and shape \[3, 3\]; it must be one row of uint16",
+        ),
+        ({"tokens": torch.zeros((), dtype=torch.int32)}, r"has type I32 and shape \[\]"),
+        ({"tokens": torch.zeros(9)}, r"has type F32 and shape \[9\]"),
+        ({"tokens": torch.zeros(9, dtype=torch.bfloat16)}, "has type BF16"),
+        ({"tokens": torch.zeros(9, dtype=torch.uint8)}, "has type U8"),
+        ({"tokens": torch.zeros(9, dtype=torch.int16)}, "has type I16"),
+        ({"tokens": torch.zeros(9, dtype=torch.uint64)}, "has type U64"),
+        ({"tokens": torch.zeros(9, dtype=torch.bool)}, "has type BOOL"),
+        (
+            {"tokens": torch.zeros(9, dtype=torch.int32), "document_ends": torch.ones(1, dtype=torch.int64)},
+            "document datasets are not available",
+        ),
+    ],
+)
+def test_tensors_that_are_no_tokens(tmp_path: Path, tensors: dict[str, torch.Tensor], problem: str) -> None:
+    """R71: another type is refused by name."""
+    path = tmp_path / "train.safetensors"
+    save_torch_file(tensors, path)
+    with pytest.raises(UserError, match=f"^{path}: .*{problem}"):
+        TokenFile(path)
+
+
+# Ranges
+
+
+@pytest.mark.parametrize(
+    ("tokens", "batch", "start", "needed"),
+    [
+        (8, {"world_size": 1, "microbatch": 1, "accumulation": 1}, 0, 9),
+        (64, {}, 0, 65),
+        (64, {}, 1, 66),
+        (9, {}, 1000, 1065),
+        (0, {}, 0, 65),
+        (1, {}, 0, 65),
+    ],
+)
+def test_too_few_tokens(tmp_path: Path, tokens: int, batch: dict[str, int], start: int, needed: int) -> None:
+    """R73: the file, what it needs and what it has, to the token; with all the data as with a length."""
+    write_positions(tmp_path / "train.safetensors", tokens)
+    for length in (-1, 1):
+        config = small_config(batch=batch, data={"train_tokens": length, "train_start": start})
+        with pytest.raises(
+            UserError, match=rf"train.safetensors: needs at least {needed:,} tokens .*, has {tokens:,};"
+        ):
+            open_training_data(config, tmp_path)
+
+
+def test_just_enough_tokens(tmp_path: Path) -> None:
+    """R73: nine tokens are one sequence of eight."""
+    one = {"world_size": 1, "microbatch": 1, "accumulation": 1}
+    _, data = base_run(tmp_path, 9, batch=one)
+    assert (data.rows.count, data.total_steps, data.rows.stop) == (1, 1, 9)
+    assert base_run(tmp_path, 65)[1].total_steps == 1
+    assert base_run(tmp_path, 128)[1].total_steps == 1
+    assert base_run(tmp_path, 129)[1].total_steps == 2
+
+
+def test_every_token_is_an_input_once_and_a_target_once(tmp_path: Path) -> None:
+    """R75: P(17) with context 8: the targets are 1 to 16."""
+    one = {"world_size": 1, "microbatch": 1, "accumulation": 1}
+    _, data = base_run(tmp_path, 17, batch=one)
+    batches = [data.read(step, range(1)) for step in range(data.total_steps)]
+    assert torch.cat([inputs.flatten() for inputs, _ in batches]).tolist() == list(range(16))
+    assert torch.cat([targets.flatten() for _, targets in batches]).tolist() == list(range(1, 17))
+
+
+@pytest.mark.parametrize(
+    ("start", "steps_by_length"),
+    [
+        (0, {1: 1, 64: 1, 65: 2, 128: 2, 129: 3, 960: 15, 961: 16, 1024: 16, -1: 16}),
+        (1, {960: 15, -1: 15}),
+        (960, {-1: 1}),
+    ],
+)
+def test_a_length_is_rounded_up_to_whole_steps(tmp_path: Path, start: int, steps_by_length: dict[int, int]) -> None:
+    """And -1 means as many whole steps as the file holds."""
+    for length, steps in steps_by_length.items():
+        config, data = base_run(tmp_path, data={"train_tokens": length, "train_start": start})
+        assert data.total_steps == data.steps_per_epoch == steps
+        assert config.total_steps in (None, steps)
+        assert offsets(data, plan_layout(config.batch, 1), 0, 1)[0][0] == start
+        assert data.rows.stop == start + 64 * steps + 1
+    with pytest.raises(UserError, match=f"needs at least {1025 + (start or 1):,} tokens .* has 1,025"):
+        base_run(tmp_path, data={"train_tokens": 961, "train_start": start or 1})
+
+
+def test_epochs_are_passes_over_the_range(tmp_path: Path) -> None:
+    config, data = base_run(tmp_path, data={"train_tokens": 100, "train_start": 8, "epochs": 3})
+    assert (data.steps_per_epoch, data.total_steps, config.total_steps) == (2, 6, 6)
+    first, second = range(8, 72, 8), range(72, 136, 8)
+    assert offsets(data, plan_layout(config.batch, 1), 0, 6) == [[*first], [*second]] * 3
+
+
+def test_the_forerunner_s_numbers(tmp_path: Path) -> None:
+    """Oracles: 33,165 steps, 3,260,252,160 tokens seen; its file has to hold one more for the last target."""
+    config = load_run_config("1xrtx3090-baseline")
+    path = write_sparse(tmp_path / "train.safetensors", 3_260_252_161)
+    data = open_training_data(config, tmp_path)
+    assert (data.total_steps, data.rows.count * 1024, data.rows.stop) == (33_165, 3_260_252_160, 3_260_252_161)
+    assert open_training_data(load_run_config("original"), tmp_path).total_steps == 530_630
+    write_sparse(path, 3_260_252_160)
+    with pytest.raises(UserError, match=r"needs at least 3,260,252,161 tokens .*33,165 whole steps.*has 3,260,252,160"):
+        open_training_data(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "count"),
+    [(-1, 0, 12), (-1, 4, 12), (-1, 5, 11), (100, 0, 12), (64, 0, 8), (71, 0, 8), (8, 92, 1), (63, 1, 7)],
+)
+def test_a_validation_range_is_rounded_down_to_whole_sequences(
+    tmp_path: Path, tokens: int, start: int, count: int
+) -> None:
+    """R100: the configured rows; never none."""
+    config, data = base_run(tmp_path, data={"validation_tokens": tokens, "validation_start": start})
+    write_positions(tmp_path / "validation.safetensors", 101)
+    rows = open_validation(config, tmp_path, data.rows)
+    assert (rows.start, rows.count) == (start, count)
+    assert rows.file.path.name == "validation.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "start", "needed"), [(104, 0, 105), (-1, 93, 102), (8, 93, 102), (-1, 10**6, 10**6 + 9), (96, 5, 102)]
+)
+def test_a_validation_range_that_does_not_fit(tmp_path: Path, tokens: int, start: int, needed: int) -> None:
+    config, data = base_run(tmp_path, data={"validation_tokens": tokens, "validation_start": start})
+    write_positions(tmp_path / "validation.safetensors", 101)
+    with pytest.raises(UserError, match=rf"validation.safetensors: needs at least {needed:,} tokens .*, has 101;"):
+        open_validation(config, tmp_path, data.rows)
+
+
+def test_ranges_of_one_file_must_not_overlap(tmp_path: Path) -> None:
+    """R76: tokens 0 to 1024 are trained on: a validation from 1024 is refused, one from 1025 is not."""
+    ranges = {"train_tokens": 1024, "validation_tokens": 64}
+    for start, fits in ((0, False), (1024, False), (1025, True), (1016, False)):
+        config, data = base_run(tmp_path, 2000, data={**ranges, "validation_start": start})
+        if fits:
+            assert open_validation(config, tmp_path, data.rows).count == 8
+            continue
+        overlap = rf"training tokens \[0, 1,025\) and the validation tokens \[{start:,}, {start + 65:,}\) overlap"
+        with pytest.raises(UserError, match=f"train.safetensors: the {overlap}; move data.validation_start to 1,025"):
+            open_validation(config, tmp_path, data.rows)
+    for start, fits in ((64, False), (65, True)):  # validation before training
+        config, data = base_run(tmp_path, 2000, data={**ranges, "train_start": start})
+        if fits:
+            assert open_validation(config, tmp_path, data.rows).count == 8
+        else:
+            with pytest.raises(UserError, match="overlap"):
+                open_validation(config, tmp_path, data.rows)
+
+
+def test_one_file_without_ranges(tmp_path: Path) -> None:
+    """R76: everything is trained on, and all of it would be validated on; so too where validation is a link to it."""
+    config, data = base_run(tmp_path)
+    with pytest.raises(UserError, match="overlap"):
+        open_validation(config, tmp_path, data.rows)
+    for link in (Path.symlink_to, Path.hardlink_to):
+        link(tmp_path / "validation.safetensors", tmp_path / "train.safetensors")
+        with pytest.raises(UserError, match="overlap"):
+            open_validation(config, tmp_path, data.rows)
+        (tmp_path / "validation.safetensors").unlink()
+    (tmp_path / "validation.safetensors").symlink_to("nowhere")
+    with pytest.raises(UserError, match=r"validation.safetensors: not a whole safetensors file"):
+        open_validation(config, tmp_path, data.rows)
+
+
+# Ids and the vocabulary
+
+
+def vocabulary_problem(group: Group, path: Path, tokens: Any, dtype: Any, vocab_size: int, start: int = 0) -> str:
+    file = TokenFile(write_tokens(path, tokens, dtype))
+    with pytest.raises(UserError) as caught:
+        check_vocabulary(Rows(file, start, (file.length - start - 1) // 8, 8), vocab_size, group)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64])
+def test_an_id_that_the_vocabulary_has_not(tmp_path: Path, group: Group, dtype: Any) -> None:
+    """R72: file, offset, id, vocabulary; the first of several, counted from the file's beginning."""
+    tokens = np.arange(2001) % 50
+    tokens[[1000, 1500]] = 50, 60
+    path = tmp_path / "train.safetensors"
+    expected = (
+        f"{path}: the id 50 at offset 1,000 is not in the model's vocabulary of 50 (model.vocab_size); "
+        "the data belongs to another tokenizer"
+    )
+    assert vocabulary_problem(group, path, tokens, dtype, 50) == expected
+    assert vocabulary_problem(group, path, tokens, dtype, 50, start=993) == expected
+    file = TokenFile(path)
+    check_vocabulary(Rows(file, 0, 124, 8), 50, group)  # up to 992, the last target
+    check_vocabulary(Rows(file, 0, 250, 8), 61, group)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("vocab_size", [50, 2**31 - 1, 2**40])
+def test_a_negative_id(tmp_path: Path, group: Group, dtype: Any, vocab_size: int) -> None:
+    """R71, R72: not the 65535 that a cast would make of it."""
+    tokens = np.zeros(1001)
+    tokens[777] = -1
+    assert "the id -1 at offset 777 is not" in vocabulary_problem(
+        group, tmp_path / "train.safetensors", tokens, dtype, vocab_size
+    )
+
+
+def test_ids_at_the_edge_of_their_type(tmp_path: Path, group: Group) -> None:
+    path = tmp_path / "train.safetensors"
+    tokens = [0] * 8 + [2**16 - 1]
+    file = TokenFile(write_tokens(path, tokens))
+    check_vocabulary(Rows(file, 0, 1, 8), 2**16, group)
+    assert file.first_bad_token(0, 9, 2**16) is None
+    assert "the id 65535 at offset 8 is not" in vocabulary_problem(group, path, tokens, np.uint16, 65535)
+    large = [0] * 8 + [2**32 - 1]
+    assert f"the id {2**32 - 1} at offset 8 is not" in vocabulary_problem(group, path, large, np.uint32, 2**32 - 1)
+    assert f"the id {2**60} at offset 8 is not" in vocabulary_problem(group, path, [0] * 8 + [2**60], np.int64, 50257)
+
+
+def test_the_check_goes_through_a_large_file_in_pieces(tmp_path: Path) -> None:
+    """Also where the bad id is the first or the last of a piece."""
+    for offset in (CHECKED_AT_ONCE - 1, CHECKED_AT_ONCE, 2 * CHECKED_AT_ONCE - 1):
+        path = write_sparse(tmp_path / "train.safetensors", 2 * CHECKED_AT_ONCE, tokens={offset: b"\x39\x30"})
+        file = TokenFile(path)
+        assert file.first_bad_token(0, file.length, 12_345) == offset
+        assert file.first_bad_token(offset, offset + 1, 12_345) == offset
+        assert file.first_bad_token(0, offset, 12_345) is None
+        assert file.first_bad_token(0, file.length, 12_346) is None
+
+
+@pytest.mark.slow
+def test_two_processes_tell_of_a_bad_id_once(workplace: Workplace) -> None:
+    """R72: each checks a part; the one message names the first, though the other process found it."""
+    tokens = np.zeros(5121)
+    tokens[[4000, 5000]] = 257
+    workplace.write_tokens(tokens=tokens.astype(np.uint16))
+    config = workplace.write_config(data={"train_tokens": 5120}, evaluation={"every": None})
+    run = workplace.train(config, processes=2)
+    assert run.status == 1
+    assert run.errors.count("the id 257 at offset 4,000 is not in the model's vocabulary of 257") == 1
+    assert "offset 5,000" not in run.errors
+    assert not run.folder.exists()
+
+
+# Which sequences a step reads
+
+LAYOUTS = [(1, 8), (1, 4), (1, 3), (1, 1), (2, 2), (2, 1), (3, 2), (3, 1), (4, 2), (5, 3), (8, 1), (9, 1)]
+
+
+@pytest.mark.parametrize(("world_size", "microbatch"), LAYOUTS)
+def test_every_row_once_and_in_order_however_often_it_stops(tmp_path: Path, world_size: int, microbatch: int) -> None:
+    """R31, R32, R37: the 128 offsets of the base run, split anywhere, on any number of processes."""
+    config, data = base_run(tmp_path)
+    layout = plan_layout(config.batch, world_size, microbatch)
+    whole = [[64 * step + 8 * number for number in range(8)] for step in range(16)]
+    assert data.total_steps == 16
+    for stop in range(1, 16):
+        again = open_training_data(config, tmp_path)
+        assert offsets(data, layout, 0, stop) + offsets(again, layout, stop, 16) == whole
+
+
+def test_every_row_once_with_another_layout_after_each_stop(tmp_path: Path) -> None:
+    """R31, R33, R37: four parts on four layouts are disjoint, and together they are everything."""
+    config, data = base_run(tmp_path)
+    parts = [
+        offsets(data, plan_layout(config.batch, *layout), start, start + 4)
+        for start, layout in zip(range(0, 16, 4), [(2, 2), (1, 3), (3, 1), (7, 2)], strict=True)
+    ]
+    flat = [offset for part in parts for step in part for offset in step]
+    assert flat == list(range(0, 1024, 8))
+
+
+@pytest.mark.parametrize("accumulation", [1, 2, 4])
+def test_the_same_rows_for_every_accumulation(tmp_path: Path, accumulation: int) -> None:
+    """R32: positions count in sequences, not in microbatches."""
+    batch = {"world_size": 1, "microbatch": 8 // accumulation, "accumulation": accumulation}
+    config, data = base_run(tmp_path, batch=batch)
+    assert offsets(data, plan_layout(config.batch, 1), 5, 6) == [list(range(320, 384, 8))]
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("stop", [1, 14, 16, 17, 31])
+def test_every_epoch_has_all_rows_after_a_stop_in_the_middle(tmp_path: Path, shuffle: bool, stop: int) -> None:
+    """R35: the position is applied once, not at the beginning of each epoch."""
+    config, data = base_run(tmp_path, data={"epochs": 2, "shuffle": shuffle})
+    before = offsets(data, plan_layout(config.batch, 2), 0, stop)
+    steps = before + offsets(open_training_data(config, tmp_path), plan_layout(config.batch, 3, 1), stop, 32)
+    assert steps == offsets(data, plan_layout(config.batch, 1), 0, 32)
+    epochs = [[offset for step in steps[:16] for offset in step], [offset for step in steps[16:] for offset in step]]
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(0, 1024, 8))
+    assert (epochs[0] == epochs[1]) == (not shuffle)
+
+
+def test_a_shuffled_row_is_read_whole(tmp_path: Path) -> None:
+    config, data = base_run(tmp_path, data={"shuffle": True, "train_start": 1, "train_tokens": 960})
+    assert data.shuffle_seed == config.seeds.training == 42
+    numbers = data.sequences(3, range(8))
+    inputs, targets = data.read(3, range(8))
+    assert inputs[:, 0].tolist() == [1 + 8 * number for number in numbers]
+    assert torch.equal(inputs + 1, targets)
+    assert data.sequences(3, range(2, 5)) == numbers[2:5]
+
+
+def test_targets_of_a_step_are_known_without_reading(tmp_path: Path) -> None:
+    _, data = base_run(tmp_path)
+    assert data.target_counts(0).tolist() == [8] * 8
+
+
+# The permutation
+
+
+@pytest.mark.parametrize("count", [*range(1, 18), 31, 32, 33, 127, 128, 129, 1000, 1024, 1025])
+def test_the_order_of_an_epoch_is_a_permutation(count: int) -> None:
+    for seed, epoch in ((42, 0), (42, 1), (0, 7), (2**63 - 1, 10**6)):
+        assert sorted(permuted(number, count, seed, epoch) for number in range(count)) == list(range(count))
+
+
+def test_the_order_depends_on_seed_and_epoch_and_on_nothing_else() -> None:
+    def order(seed: int, epoch: int) -> tuple[int, ...]:
+        return tuple(permuted(number, 1000, seed, epoch) for number in range(1000))
+
+    orders = [order(seed, epoch) for seed in (0, 1, 42, 43, 2**32 + 42) for epoch in range(3)]
+    assert len(set(orders)) == len(orders)
+    assert order(42, 1) == orders[7]
+    assert [permuted(number, 1000, 42, 0) for number in (999, 3, 500)] == [orders[6][n] for n in (999, 3, 500)]
+
+
+def test_the_order_is_the_one_of_all_earlier_versions() -> None:
+    """A run resumed with a later version must find the rest of its epoch."""
+    first = [9, 11, 8, 4, 15, 13, 5, 3, 7, 6, 14, 2, 0, 1, 10, 12]
+    assert [permuted(number, 16, 42, 0) for number in range(16)] == first
+    assert [permuted(number, 33_165 * 96, 42, 3) for number in (0, 1, 3_183_839)] == [951_867, 533_879, 2_491_789]
+
+
+def test_the_order_is_mixed_well() -> None:
+    """Neighbours part, few stay where they were, and over the epochs a place takes sequences from everywhere."""
+    order = np.array([permuted(number, 4096, 42, 0) for number in range(4096)])
+    assert (np.diff(order) == 1).sum() < 12  # 1 expected
+    assert (order == np.arange(4096)).sum() < 12  # 1 expected
+    assert abs(np.corrcoef(order, np.arange(4096))[0, 1]) < 0.08  # standard deviation 1/64
+    places: NDArray[np.int64] = np.array([[permuted(n, 8, 42, epoch) for n in range(8)] for epoch in range(800)])
+    counts = np.stack([np.bincount(places[:, place], minlength=8) for place in range(8)])
+    assert counts.min() > 50  # 100 expected, standard deviation 9.4
+    assert counts.max() < 150
+
+
+# Datasets and tokenizers
+
+
+def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
+    """The message says what would do; and nothing is left behind."""
+    with pytest.raises(UserError, match=r"datasets/nowhere: there is no such dataset; .*owner/name.*python-library"):
+        provide_dataset(Data(dataset="nowhere"), tmp_path / "datasets")
+    assert not (tmp_path / "datasets").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="no such dataset"):
+        provide_dataset(Data(dataset="nowhere"), tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["owner/tokens", "python-library"])
+def test_a_dataset_that_cannot_be_put_where_it_belongs(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=rf"^{tmp_path}/file.*(cannot write there|exists already)"):
+        provide_dataset(Data(dataset=name), tmp_path / "file")
+
+
+def test_a_dataset_on_the_disk_is_used_as_it_is(tmp_path: Path) -> None:
+    """R82: no network; its revision where it was downloaded."""
+    folder = tmp_path / "owner" / "tokens"
+    folder.mkdir(parents=True)
+    assert provide_dataset(Data(dataset="owner/tokens"), tmp_path) is None
+    commit, other = "a" * 40, "b" * 40
+    assert provide_dataset(Data(dataset="owner/tokens", revision=commit), tmp_path) is None
+    (folder / "download.json").write_text(json.dumps({"repository": "owner/tokens", "revision": commit}))
+    assert provide_dataset(Data(dataset="owner/tokens"), tmp_path) == commit
+    assert provide_dataset(Data(dataset="owner/tokens", revision=commit), tmp_path) == commit
+    with pytest.raises(UserError, match=f"holds revision {commit}, but data.revision says {other}; remove the folder"):
+        provide_dataset(Data(dataset="owner/tokens", revision=other), tmp_path)
+    (folder / "download.json").write_text("{}")
+    with pytest.raises(UserError, match=r"download.json: not a record of a download"):
+        provide_dataset(Data(dataset="owner/tokens"), tmp_path)
+
+
+def test_a_folder_without_a_training_file(tmp_path: Path) -> None:
+    problem = r"train.safetensors: there is no such file; a dataset's folder must hold"
+    with pytest.raises(UserError, match=problem):
+        open_training_data(small_config(), tmp_path)
+    (tmp_path / "train.safetensors").mkdir()
+    with pytest.raises(UserError, match=problem):
+        open_training_data(small_config(), tmp_path)
+
+
+def test_where_the_tokenizer_is(tmp_path: Path) -> None:
+    """The dataset's own goes before the one that data.tokenizer names, a path before a name on the Hub."""
+    own, other = tmp_path / "tokens" / "tokenizer.json", tmp_path / "other.json"
+    assert tokenizer_file(Data(dataset="tokens"), tmp_path) is None
+    named = Data(dataset="tokens", tokenizer=str(other))
+    on_hub = Data(dataset="tokens", tokenizer="openai-community/gpt2")
+    other.write_text("{}")
+    assert tokenizer_file(named, tmp_path) == other
+    assert tokenizer_file(on_hub, tmp_path) == tmp_path / ".tokenizers/openai-community/gpt2/tokenizer.json"
+    own.parent.mkdir()
+    own.write_text("{}")
+    assert [tokenizer_file(data, tmp_path) for data in (Data(dataset="tokens"), named, on_hub)] == [own] * 3
+
+
+# Memory
+
+PROGRAM = """
+import json, sys, time
+from pathlib import Path
+from training.config import config_from_mapping
+from training.data import check_vocabulary, open_training_data
+from training.distributed import Process
+
+def anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+
+config = config_from_mapping(json.loads(sys.argv[1]), "here")
+with Process.from_environment().group() as group:
+    before, started, most = anonymous(), time.monotonic(), 0.0
+    data = open_training_data(config, Path(sys.argv[2]))
+    check_vocabulary(data.rows, config.model.vocab_size, group)
+    data.read(0, range(6))
+    seconds = time.monotonic() - started
+    for step in range(data.total_steps):
+        data.read(step, range(data.global_batch))
+        most = max(most, anonymous() - before)
+print(json.dumps({"seconds": seconds, "mebibytes": most, "steps": data.total_steps}))
+"""
+
+
+@pytest.mark.slow
+def test_a_large_file_costs_no_memory_and_no_time(tmp_path: Path) -> None:
+    """R78, R79: 1 GiB, of which a hundredth is used, shuffled."""
+    write_sparse(tmp_path / "train.safetensors", 2**29)
+    mapping = {
+        "name": "run",
+        "model": {"context_length": 1024},
+        "data": {"dataset": "data", "train_tokens": 2**29 // 100, "train_start": 2**28, "shuffle": True},
+        "batch": {"world_size": 1, "microbatch": 8, "accumulation": 1},
+    }
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(mapping), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=REPOSITORY,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    measured = json.loads(process.stdout)
+    assert measured["steps"] == 656
+    assert measured["mebibytes"] < 100
+    assert measured["seconds"] < 5

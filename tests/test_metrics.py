@@ -1,0 +1,354 @@
+"""metrics.jsonl, the lines on the terminal, and when a run that goes wrong is ended."""
+
+import dataclasses
+import json
+import math
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Workplace
+
+from training.distributed import Group, Process
+from training.errors import UserError
+from training.evaluation import Evaluated
+from training.metrics import (
+    MOST_NONFINITE_IN_A_ROW,
+    RunLog,
+    StepReader,
+    StepRecord,
+    cut_back,
+    nonfinite_in_a_row,
+)
+from training.step import StepResult
+
+GOOD = StepRecord(
+    step=1,
+    loss=2.0,
+    loss_min=1.5,
+    loss_max=2.5,
+    grad_norm=0.5,
+    loss_scale=1.0,
+    target_tokens=64,
+    learning_rate=4e-4,
+)
+NAN = dataclasses.replace(GOOD, grad_norm=math.nan)
+INFINITE = dataclasses.replace(GOOD, grad_norm=math.inf)
+OVERFLOW = dataclasses.replace(INFINITE, loss_scale=65536.0)
+NOT_FINITE_AT_LAST = dataclasses.replace(INFINITE, loss_scale=1.0)
+WITHOUT_TARGETS = dataclasses.replace(GOOD, loss=None, loss_min=None, loss_max=None, grad_norm=0.0, target_tokens=0)
+
+
+def numbered(*records: StepRecord) -> list[StepRecord]:
+    return [dataclasses.replace(record, step=step) for step, record in enumerate(records, start=1)]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """The lines, read as strict JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.jsonl"
+
+
+def log_to(path: Path, is_main: bool = True, clip_norm: float | None = None, total_steps: int = 10) -> RunLog:
+    log = RunLog(path, is_main, total_steps, 64, clip_norm)
+    log.start(0, 0.0)
+    return log
+
+
+# Cutting back
+
+
+def record_of_a_crash(path: Path) -> None:
+    """Ten steps, a checkpoint at 7, and a line that was cut off."""
+    lines = [{"kind": "event", "step": 0, "event": "start"}]
+    for step in range(1, 11):
+        lines.append({"kind": "train", "step": step, "loss": float(step)})
+        if step in (4, 7, 8):
+            lines.append({"kind": "validation", "step": step, "loss": 1.0})
+    lines.insert(10, {"kind": "event", "step": 7, "event": "checkpoint"})
+    lines.append({"kind": "event", "step": 10, "event": "nonfinite"})
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "train", "step": 11, "lo')
+
+
+def test_what_lies_behind_the_resumed_step_is_cut_off(path: Path) -> None:
+    """R28: crash at 10, checkpoint at 7: steps, validations and events behind 7 go, and the line cut in writing."""
+    record_of_a_crash(path)
+    cut_back(path, 7)
+    lines = lines_of(path)
+    assert [line["step"] for line in lines if line["kind"] == "train"] == list(range(1, 8))
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [4, 7]
+    assert [line["event"] for line in lines if line["kind"] == "event"] == ["start", "checkpoint"]
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    content = path.read_text()
+    cut_back(path, 7)
+    assert path.read_text() == content
+
+
+def test_each_step_stands_once_after_a_resumption(path: Path) -> None:
+    """R28: the steps behind carry the new values, and the record is strictly increasing."""
+    record_of_a_crash(path)
+    log = RunLog(path, True, 12, 64, None)
+    log.start(7, 70.0)
+    log.steps([dataclasses.replace(GOOD, step=step, loss=100.0) for step in (8, 9, 10, 11, 12)], 5.0)
+    log.close()
+    train = [line for line in lines_of(path) if line["kind"] == "train"]
+    assert [line["step"] for line in train] == list(range(1, 13))
+    assert [line["loss"] for line in train[7:]] == [100.0] * 5
+    assert [line["seconds"] for line in train[7:]] == [71.0, 72.0, 73.0, 74.0, 75.0]
+    assert [line["tokens"] for line in train[7:]] == [512, 576, 640, 704, 768]
+    assert log.seconds == 75
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, 1), (3, 4), (100, 16)])
+def test_cutting_back_to_any_step(path: Path, step: int, kept: int) -> None:
+    record_of_a_crash(path)
+    cut_back(path, step)
+    assert len(lines_of(path)) == kept
+
+
+def test_cutting_back_what_is_not_there(path: Path) -> None:
+    """A start has no record yet; a record may be empty, or a single half line."""
+    for content in (None, "", '{"kind'):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_text(content)
+        cut_back(path, 5)
+        assert path.read_text() == ""
+
+
+@pytest.mark.parametrize("line", ["not json", "[]", "{}", '{"step": "3"}', '{"step": null}', ""])
+def test_a_line_that_is_no_record(path: Path, line: str) -> None:
+    path.write_text(f'{{"kind": "train", "step": 1}}\n{line}\n')
+    with pytest.raises(UserError, match=f"^{path}, line 2: is not a record of a run; remove or repair the line$"):
+        cut_back(path, 5)
+
+
+# Lines
+
+
+def test_the_line_of_a_step(path: Path) -> None:
+    """As the specification has it: the keys, the unit of each, and the training time of two steps in a row."""
+    log = log_to(path, clip_norm=0.4)
+    log.steps(numbered(GOOD, dataclasses.replace(GOOD, grad_norm=0.3)), 0.5)
+    first, second = lines_of(path)
+    assert first == {
+        "kind": "train",
+        "step": 1,
+        "tokens": 64,
+        "loss": 2.0,
+        "loss_min": 1.5,
+        "loss_max": 2.5,
+        "learning_rate": 4e-4,
+        "grad_norm": 0.5,
+        "clipped": True,
+        "skipped": False,
+        "target_tokens": 64,
+        "tokens_per_second": 256.0,
+        "seconds": 0.25,
+    }
+    assert (second["step"], second["tokens"], second["seconds"], second["clipped"]) == (2, 128, 0.5, False)
+
+
+@pytest.mark.parametrize("clip_norm", [None, 0.5, 0.6])
+def test_a_norm_up_to_the_limit_is_not_clipped(path: Path, clip_norm: float | None) -> None:
+    log_to(path, clip_norm=clip_norm).steps(numbered(GOOD, NAN), 1.0)
+    assert [line["clipped"] for line in lines_of(path) if line["kind"] == "train"] == [False, False]
+
+
+def test_values_that_are_not_finite_are_null(path: Path) -> None:
+    """Strict JSON: no NaN and no Infinity, in a step, in a validation, in an event; such a step is an event too."""
+    log = log_to(path)
+    bad = dataclasses.replace(NAN, loss=math.nan, loss_min=-math.inf, loss_max=math.inf)
+    log.steps(numbered(bad, OVERFLOW, WITHOUT_TARGETS), 3.0)
+    log.validation(3, Evaluated(math.nan, 10, None))
+    log.event(3, "finished", loss=math.inf, seconds=1.0, best_step=None)
+    step, first, skipped, second, empty, validation, finished = lines_of(path)
+    assert [step[key] for key in ("loss", "loss_min", "loss_max", "grad_norm", "skipped")] == [None] * 4 + [True]
+    assert first == {"kind": "event", "step": 1, "event": "nonfinite", "loss_scale": 1.0, "overflow": False}
+    assert (skipped["loss"], skipped["grad_norm"], skipped["skipped"]) == (2.0, None, True)
+    assert second == {"kind": "event", "step": 2, "event": "nonfinite", "loss_scale": 65536.0, "overflow": True}
+    assert (empty["loss"], empty["loss_min"], empty["skipped"], empty["target_tokens"]) == (None, None, True, 0)
+    assert validation == {"kind": "validation", "step": 3, "loss": None, "target_tokens": 10, "bits_per_byte": None}
+    assert finished == {
+        "kind": "event",
+        "step": 3,
+        "event": "finished",
+        "loss": None,
+        "seconds": 1.0,
+        "best_step": None,
+    }
+
+
+def test_a_validation(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Means over tokens and bytes; the number of targets is told."""
+    log_to(path).validation(4, Evaluated(8192.0 * math.log(2), 2048, 4096))
+    [line] = lines_of(path)
+    assert line["loss"] == pytest.approx(4 * math.log(2))
+    assert (line["target_tokens"], line["bits_per_byte"]) == (2048, pytest.approx(2))
+    assert "step 4: validation loss 2.7726 over 2,048 tokens" in capsys.readouterr().err
+
+
+def test_the_number_of_validation_rows_is_recorded(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """R100: in the loop the first 96 of 671 tokens, 3 rows of 32; at the end the 20 whole rows there are."""
+    config = workplace.write_config(
+        data={"train_tokens": 1024, "validation_tokens": 671},
+        evaluation={"every": 1, "tokens": 96},
+        checkpoint={"every": None},
+    )
+    run = workplace.train_here(config)
+    assert [(line["step"], line["target_tokens"]) for line in run.of_kind("validation")] == [(1, 3 * 32), (2, 20 * 32)]
+    told = re.findall(r"step (\d): validation loss [\d.]+ over (\d+) tokens", capsys.readouterr().err)
+    assert told == [("1", "96"), ("2", "640")]
+
+
+def test_only_one_process_writes_and_speaks(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """R57, R110: the others record the same time and nothing else."""
+    log = log_to(path, is_main=False)
+    log.steps(numbered(GOOD, NAN), 2.0)
+    log.validation(2, Evaluated(1.0, 1, None))
+    log.event(2, "finished")
+    log.say("something")
+    log.close()
+    assert log.seconds == 2
+    assert not path.exists()
+    assert capsys.readouterr() == ("", "")
+
+
+# Progress
+
+
+def progress(log: RunLog, monkeypatch: pytest.MonkeyPatch, seconds: list[float], capsys: Any) -> list[str]:
+    """What is printed while one step is recorded at each of some moments."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: 1000.0 + now[0])
+    for step, now[0] in enumerate(seconds, start=1):
+        log.steps([dataclasses.replace(GOOD, step=step)], 0.5)
+    printed: str = capsys.readouterr().err
+    assert "\r" not in printed
+    return printed.splitlines()
+
+
+def test_progress_without_a_terminal(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R57: at most one line in ten seconds, the first at once, and the last in any case."""
+    lines = progress(log_to(path), monkeypatch, [0, 1, 9.9, 10.5, 11, 20.4, 20.6, 25, 29, 30], capsys)
+    assert [int(line.split()[1]) for line in lines] == [1, 4, 7, 10]
+    assert lines[0] == "step 1 of 10: loss 2.0000, 128 tokens/s, 00:04 left"
+    assert lines[-1] == "step 10 of 10: loss 2.0000, 128 tokens/s, 00:00 left"
+
+
+def test_progress_of_a_step_without_targets(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log_to(path).steps(numbered(WITHOUT_TARGETS), 1.0)
+    assert capsys.readouterr().err == "step 1 of 10: no targets, 64 tokens/s, 00:09 left\n"
+
+
+# Reading from the device
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """One process."""
+    with Process.from_environment().group() as group:
+        yield group
+
+
+def result(loss_sum: float, targets: int = 4, norm: float = 0.5, scale: float = 1.0) -> StepResult:
+    low, high = (loss_sum / targets - 1, loss_sum / targets + 1) if targets else (math.inf, -math.inf)
+    return StepResult(
+        loss_sum=torch.tensor(loss_sum, dtype=torch.float64),
+        loss_min=torch.tensor(low, dtype=torch.float64),
+        loss_max=torch.tensor(high, dtype=torch.float64),
+        grad_norm=torch.tensor(norm),
+        loss_scale=torch.tensor(scale),
+        target_tokens=targets,
+        learning_rate=0.25,
+    )
+
+
+def test_steps_are_read_together_and_in_order(group: Group) -> None:
+    """Sums become means over the targets; a loss without targets does not exist."""
+    reader = StepReader(group)
+    assert reader.add(1, result(8.0))
+    reader.add(2, result(0.0, targets=0, norm=0.0))
+    reader.add(3, result(math.nan, norm=math.inf, scale=65536.0))
+    records, seconds = reader.read()
+    assert seconds > 0
+    assert records[0] == StepRecord(1, 2.0, 1.0, 3.0, 0.5, 1.0, 4, 0.25)
+    assert not records[0].skipped
+    assert records[1] == StepRecord(2, None, None, None, 0.0, 1.0, 0, 0.25)
+    assert records[1].skipped
+    assert not records[1].overflow
+    assert [record.step for record in records] == [1, 2, 3]
+    assert records[2].loss is not None
+    assert math.isnan(records[2].loss)
+    assert records[2].skipped
+    assert records[2].overflow
+    assert reader.read() == ([], 0.0)
+
+
+def test_reads_follow_the_speed(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About one a second, of at most a hundred steps, at least one; without the time that was left out."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    reader = StepReader(group)
+
+    def steps_to_the_next_read(seconds_per_step: float) -> int:
+        for count in range(1, 1000):
+            now[0] += seconds_per_step
+            if reader.add(count, result(8.0)):
+                assert reader.read()[1] == pytest.approx(count * seconds_per_step)
+                return count
+        raise AssertionError("never read")
+
+    assert [steps_to_the_next_read(0.1) for _ in range(2)] == [1, 10]
+    assert [steps_to_the_next_read(0.001) for _ in range(2)] == [10, 100]
+    assert [steps_to_the_next_read(4.0) for _ in range(3)] == [100, 1, 1]
+    now[0] += 50
+    reader.restart_clock()
+    assert steps_to_the_next_read(4.0) == 1
+
+
+# Steps that are not finite
+
+
+@pytest.mark.parametrize(
+    ("records", "before", "count"),
+    [
+        ([GOOD, GOOD], 0, 0),
+        ([NAN], 0, 1),
+        ([NAN, INFINITE, NAN, INFINITE], 0, 4),
+        ([NAN] * 5, 0, 5),
+        ([NAN] * 4 + [GOOD], 0, 0),
+        ([NAN] * 4 + [GOOD, NAN], 0, 1),
+        ([NAN], 4, 5),
+        ([GOOD], 4, 0),
+        ([NAN] * 5 + [GOOD] * 3, 0, 5),
+        ([NAN] * 9, 0, 5),
+        ([OVERFLOW] * 20, 0, 0),
+        ([OVERFLOW] * 20, 4, 4),
+        ([OVERFLOW] * 16 + [NOT_FINITE_AT_LAST] * 5, 0, 5),
+        ([NAN, OVERFLOW, NAN], 0, 2),
+        ([WITHOUT_TARGETS] * 20, 0, 0),
+        ([NAN, WITHOUT_TARGETS, NAN], 2, 4),
+        ([], 3, 3),
+    ],
+)
+def test_five_steps_in_a_row_that_are_not_finite_are_too_many(
+    records: list[StepRecord], before: int, count: int
+) -> None:
+    """R09: also across reads; a scaler's search is not counted, nor is a step without targets; neither ends the row."""
+    assert nonfinite_in_a_row(records, before) == count
+    assert MOST_NONFINITE_IN_A_ROW == 5

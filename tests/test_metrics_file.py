@@ -1,0 +1,72 @@
+"""How metrics.jsonl is read back, also a damaged one."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from recorded_runs import full_run, train_row, validation_row, write_run
+
+from training.errors import UserError
+from training.metrics_file import read_metrics
+
+
+def test_reads_rows_in_order_with_null_as_nan(tmp_path: Path) -> None:
+    metrics = read_metrics(full_run(tmp_path / "run") / "metrics.jsonl")
+    assert metrics.train["step"].tolist() == list(range(1, 21))
+    assert np.isnan(metrics.train[6]["loss"])
+    assert metrics.train[6]["skipped"]
+    assert metrics.validation["loss"].tolist() == [4.25, math.log(64), 4.2]
+    assert [found["step"] for found in metrics.events_named("start", "resume")] == [0, 10]
+
+
+def test_cut_last_line_is_ignored(tmp_path: Path) -> None:
+    path = full_run(tmp_path / "run") / "metrics.jsonl"
+    with path.open("ab") as file:
+        file.write('{"kind": "event", "step": 21, "event": "sample", "text": "ü'.encode()[:-1])
+    metrics = read_metrics(path)
+    assert len(metrics.train) == 20
+    assert metrics.events[-1]["event"] == "finished"
+
+
+def test_last_line_that_only_lacks_its_newline_counts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [train_row(1), train_row(2)])
+    path = run / "metrics.jsonl"
+    path.write_text(path.read_text().removesuffix("\n"))
+    assert len(read_metrics(path).train) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("garbage", "Expecting value"),
+        ("", "Expecting value"),
+        ("[1, 2]", "no train, validation or event row"),
+        ('{"kind": "trian", "step": 2}', "no train, validation or event row"),
+        ('{"kind": ["train"], "step": 2}', "no train, validation or event row"),
+        ('{"kind": "event", "step": 2}', "no train, validation or event row"),
+        ('{"kind": "validation", "step": 2, "loss": NaN}', "NaN is not JSON"),
+        (json.dumps(validation_row(2, 3.0)).replace("3.0", "1e999"), "loss must be a finite float, got inf"),
+        (json.dumps(train_row(2, loss="3.5")), "loss must be a finite float, got '3.5'"),
+        (json.dumps(train_row(2, tokens=None)), "tokens must be a finite int, got None"),
+        (json.dumps(train_row(2, clipped=1)), "clipped must be a finite bool, got 1"),
+        (json.dumps(train_row(1)), "step 1 comes after step 1"),
+        ("\udcff", "codec can't decode"),
+    ],
+)
+def test_garbage_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps(train_row(1)), line, json.dumps(train_row(3))]
+    path.write_bytes("".join(f"{one}\n" for one in lines).encode(errors="surrogateescape"))
+    with pytest.raises(UserError) as error:
+        read_metrics(path)
+    assert f"{path}, line 2: " in str(error.value)
+    assert problem in str(error.value)
+
+
+def test_garbage_in_a_complete_last_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(json.dumps(train_row(1)) + "\n{\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2: "):
+        read_metrics(path)

@@ -1,0 +1,82 @@
+"""The plan that a run announces: the figures that the published runs have."""
+
+import pytest
+from small_configs import small_config
+
+from training.config import load_run_config
+from training.layout import plan_layout
+from training.plan import GIB, estimated_memory, plan_lines
+
+
+def plan(name: str, world_size: int, *overrides: str, microbatch: int | None = None, device: str = "cuda") -> list[str]:
+    config = load_run_config(name, overrides)
+    return plan_lines(config, plan_layout(config.batch, world_size, microbatch), config.total_steps, device)
+
+
+def test_the_plan_of_a_published_run() -> None:
+    """Oracles: steps, tokens, parameters and warm-up, with thousands commas."""
+    lines = plan("1xrtx3090-stacked-interventions", 1)
+    assert lines[0] == (
+        "run 1xrtx3090-stacked-interventions with gradient-clipping, weight-decay-gpt2, no-dropout, "
+        "schedule-learning-rate: 163,009,536 parameters, 33,165 steps of 98,304 tokens: 3,260,252,160 tokens"
+    )
+    assert lines[1] == "layout: 96 sequences per step = 1 process x microbatch 6 x accumulation 16"
+    assert lines[2] == "learning rate: 0.0014 after a warm-up of 1,658 steps, then a cosine to 0.00014"
+    assert lines[3] == "precision: fp16 autocast, float32 products high, on cuda"
+    assert lines[4].startswith("memory: about ")
+    assert len(lines) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "figures"),
+    [
+        ("8xb200m160", "163,009,536 parameters, 6,219 steps of 524,288 tokens: 3,260,547,072 tokens"),
+        ("original", "163,009,536 parameters, 530,630 steps of 6,144 tokens: 3,260,190,720 tokens"),
+        (
+            "1xgtx1660-stacked-interventions",
+            "76,933,120 parameters, 46,957 steps of 32,768 tokens: 1,538,686,976 tokens",
+        ),
+        ("test", "163,009,536 parameters, 4 steps of 98,304 tokens: 393,216 tokens"),
+    ],
+)
+def test_the_figures_of_other_runs(name: str, figures: str) -> None:
+    assert plan(name, 1)[0].endswith(figures)
+
+
+def test_another_layout_is_the_same_run() -> None:
+    """The global batch, steps and tokens are those of the config, whatever was started."""
+    own, other = plan("8xa100m40-baseline", 8), plan("8xa100m40-baseline", 3, microbatch=5)
+    assert own[1] == "layout: 96 sequences per step = 8 processes x microbatch 12 x accumulation 1"
+    assert other[1].startswith("layout: 96 sequences per step over 3 processes x microbatch 5 x accumulation 7, uneven")
+    assert other[1].endswith("(the config says 8 x 12 x 1: the same run)")
+    assert other[0] == own[0]
+    assert other[2:4] == own[2:4] == ["learning rate: 0.0004, constant", own[3]]
+
+
+def test_a_length_that_the_data_decide() -> None:
+    """Without the data the plan says so, and gives the warm-up as a share."""
+    lines = plan("test", 1, "data.train_tokens=-1", "schedule.warmup_percent=2.5")
+    assert lines[0].endswith("as many steps of 98,304 tokens as gpjt/fineweb-gpt2-tokens holds")
+    assert lines[2] == "learning rate: 0.0014 after a warm-up of 2.5 % of the steps, then a cosine to 0.00014"
+
+
+def test_epochs_count() -> None:
+    config = small_config(data={"train_tokens": 100, "epochs": 1000})
+    line = plan_lines(config, plan_layout(config.batch, 2), config.total_steps, "cpu")[0]
+    assert line == "run run: 156,608 parameters, 2,000 steps of 64 tokens: 128,000 tokens"
+
+
+def test_precision_without_autocast() -> None:
+    assert plan("8xa100m80-no-amp", 8, device="cpu")[3] == "precision: float32, float32 products highest, on cpu"
+
+
+def test_the_memory_estimate() -> None:
+    """At least weights, gradients and both moments; more with a larger microbatch and in float32."""
+    config = load_run_config("8xa100m40-baseline")
+    estimates = [estimated_memory(config, microbatch, "cuda") for microbatch in (1, 6, 12, 64)]
+    assert estimates == sorted(set(estimates))
+    assert 16 * 163_009_536 < estimates[0] < 6 * GIB
+    assert 4 * GIB < estimates[2] < 40 * GIB  # it was trained on GPUs of 40 GiB
+    float32 = load_run_config("8xa100m40-baseline", ["precision.amp=off"])
+    assert estimated_memory(float32, 12, "cuda") > estimates[2]
+    assert estimated_memory(config, 12, "cpu") > estimates[2]  # the attention weights, because of dropout

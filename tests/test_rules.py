@@ -1,0 +1,49 @@
+"""Borders inside the code: what each module may import, and what nothing may use."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+SOURCES = [REPOSITORY / "ddp_train.py"]
+SOURCES += [path for folder in ("model", "training") for path in sorted((REPOSITORY / folder).glob("*.py"))]
+# Module: the only file that may import it.
+ONE_PLACE = {
+    "torch.distributed": "training/distributed.py",
+    "yaml": "training/yaml_reader.py",
+    "huggingface_hub": "training/hub.py",
+    "fcntl": "training/run_folder.py",
+}
+STANDARD = {"dataclasses", "typing", "math", "collections"}
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of all that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {str(node.module)} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def within(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_each_file_keeps_to_its_side(path: Path) -> None:
+    """model imports torch and itself alone; some libraries are known to one file; nothing is pickled."""
+    own = str(path.relative_to(REPOSITORY))
+    for name in imports(path):
+        if own.startswith("model/"):
+            assert name.split(".")[0] in STANDARD | {"torch", "model"}, f"{own} imports {name}"
+        for module, only in ONE_PLACE.items():
+            assert own == only or not within(name, module), f"{own} imports {name}, which belongs into {only}"
+        assert not within(name, "pickle"), f"{own} imports pickle"
+        assert name.split(".")[0] != "ddp_train", f"{own} imports the command"
+    text = path.read_text()
+    for forbidden in ("torch.load(", "torch.save(", 'device == "cuda"'):
+        assert forbidden not in text, f"{own} uses {forbidden}"

@@ -1,0 +1,397 @@
+"""How a run begins in its folder: held by one process, started, gone on with, or refused."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+from small_checkpoints import save
+from small_configs import small_config
+
+from training import run_folder
+from training.checkpoint import point
+from training.config import RunConfig, config_from_mapping, config_mapping
+from training.errors import UserError
+from training.run_folder import CONFIG, LOCK, begin, held, open_run, refuse_changes, saved_overrides
+from training.yaml_reader import read_yaml
+
+
+def start(folder: Path, config: RunConfig | None = None) -> RunConfig:
+    """Starts a run in a folder and leaves it without a checkpoint."""
+    folder.mkdir(exist_ok=True)
+    config = config or small_config()
+    begin(folder, open_run(folder, config, None, overwrite=False))
+    return config
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a run that has none yet."""
+    path = tmp_path / "run"
+    path.mkdir()
+    return path
+
+
+# The lock
+
+HOLDER = """
+import sys
+from pathlib import Path
+from training.run_folder import held
+with held(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a short wait; the system takes the lock from a process that is killed, and the one that waits gets it."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    with holder.stdin, holder.stdout:
+        assert holder.stdout.readline() == b"held\n"
+        monkeypatch.setattr(run_folder, "SECONDS_TO_WAIT_FOR_LOCK", 0.5)
+        began = time.monotonic()
+        with (
+            pytest.raises(UserError, match=f"^{folder}: another process is training this run; wait for it"),
+            held(folder),
+        ):
+            pass
+        assert 0.5 < time.monotonic() - began < 5
+        monkeypatch.setattr(run_folder, "SECONDS_TO_WAIT_FOR_LOCK", 30)
+        killer = threading.Timer(0.3, holder.send_signal, [signal.SIGKILL])
+        killer.start()
+        began = time.monotonic()
+        with held(folder):
+            assert time.monotonic() - began < 10
+        holder.wait()
+
+
+def test_a_folder_is_left_as_it_was_where_nothing_came_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / "run"
+    with held(folder):
+        assert (folder / LOCK).exists()
+    assert not folder.exists()
+    with pytest.raises(KeyError), held(folder):
+        raise KeyError
+    assert not folder.exists()
+    with held(folder):
+        (folder / "something").write_text("")
+    assert sorted(os.listdir(folder)) == [LOCK, "something"]
+    with held(folder):
+        pass
+
+
+def test_who_waits_for_a_process_that_gives_up_is_told_so(folder: Path) -> None:
+    """The lock's file went with the folder: a third process could hold a new one."""
+    holds = threading.Event()
+
+    def give_up() -> None:
+        with held(folder):
+            holds.set()
+            time.sleep(0.3)
+
+    first = threading.Thread(target=give_up)
+    first.start()
+    holds.wait()
+    with pytest.raises(UserError, match="the process that had this run has just given up; start again"), held(folder):
+        pass
+    first.join()
+    with held(folder):
+        assert (folder / LOCK).exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run")):
+        with (
+            pytest.raises(UserError, match=f"^{folder}: cannot be written .*choose another folder with --output"),
+            held(folder),
+        ):
+            pass
+
+
+# Starting
+
+
+def test_a_start_in_an_empty_folder(folder: Path) -> None:
+    config = small_config(schedule={"name": "cosine"}, interventions=["no-dropout"], overrides=["seeds.weights=1"])
+    with held(folder):  # its lock is no file of a run
+        opening = open_run(folder, config, None, overwrite=False)
+        assert (opening.checkpoint, opening.remarks) == (None, [])
+        assert os.listdir(folder) == [LOCK]
+        begin(folder, opening)
+    assert sorted(os.listdir(folder)) == [LOCK, CONFIG]
+    assert (folder / CONFIG).read_text().startswith("# The resolved config of this run")
+    assert config_from_mapping({"name": "run", **read_yaml(folder / CONFIG)}, "here") == config
+
+
+def test_text_that_looks_like_a_number_stays_text(folder: Path) -> None:
+    """The record is read with our own YAML, to which 1e3 is a number unless it is quoted."""
+    config = small_config(data={"tokenizer": "1e3"}, init_from="12e4567", overrides=["data.tokenizer='1e3'"])
+    start(folder, config)
+    save(folder, 1)
+    assert open_run(folder, config, "latest", overwrite=False).checkpoint == "step_00000001"
+
+
+@pytest.mark.parametrize("content", ["config", "checkpoint", "broken checkpoint"])
+def test_a_start_in_a_folder_that_holds_a_run(folder: Path, content: str) -> None:
+    """R27: refused with both remedies, also where only a part of the run is left; --overwrite starts again."""
+    if content == "config":
+        start(folder)
+    else:
+        path = save(folder, 4)
+        if content == "broken checkpoint":
+            (path / "state.json").unlink()
+    problem = rf"^{folder}: holds a run already; go on with --resume latest, or start again with --overwrite "
+    with pytest.raises(UserError, match=problem):
+        open_run(folder, small_config(), None, overwrite=False)
+    assert open_run(folder, small_config(), None, overwrite=True).checkpoint is None
+
+
+def test_a_folder_of_something_else_is_not_emptied(folder: Path) -> None:
+    """A start empties its folder: not one that --output points to by mistake, unless the user insists."""
+    (folder / "thesis.tex").write_text("")
+    problem = f"^{folder}: holds other files; choose another --output, or start again with --overwrite "
+    for resume in (None, "auto"):
+        with pytest.raises(UserError, match=problem):
+            open_run(folder, small_config(), resume, overwrite=False)
+    assert open_run(folder, small_config(), None, overwrite=True).checkpoint is None
+
+
+def test_a_start_empties_the_folder_and_nothing_beyond_it(folder: Path) -> None:
+    """A link goes, what it points to stays."""
+    elsewhere = folder.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("")
+    start(folder)
+    point(folder, "latest", save(folder, 4).name)
+    (folder / "link").symlink_to(elsewhere)
+    (folder / "metrics.jsonl").write_text("{}")
+    (folder / ".step_00000008.partial").mkdir()
+    with held(folder):
+        begin(folder, open_run(folder, small_config(), None, overwrite=True))
+        assert sorted(os.listdir(folder)) == [LOCK, CONFIG]
+    assert (elsewhere / "kept").exists()
+
+
+# Going on
+
+
+def test_resuming_where_there_is_nothing(folder: Path) -> None:
+    """R27: naming the folder."""
+    for resume in ("latest", "best", "step_00000004"):
+        with pytest.raises(UserError, match=f"^{folder}.*no "):
+            open_run(folder, small_config(), resume, overwrite=False)
+    start(folder)
+    with pytest.raises(UserError, match=f"^{folder}: there is no complete checkpoint"):
+        open_run(folder, small_config(), "latest", overwrite=False)
+
+
+def test_a_checkpoint_is_named_within_the_run(folder: Path) -> None:
+    start(folder)
+    other = folder.parent / "other"
+    save(other, 4)
+    for name in ("../other/step_00000004", str(other / "step_00000004"), ".", "", "step_4", "STEP_00000004"):
+        with pytest.raises(UserError, match="there is no checkpoint"):
+            open_run(folder, small_config(), name, overwrite=False)
+
+
+def test_latest_is_the_newest_complete_checkpoint(folder: Path) -> None:
+    """R01: one that was cut off is passed over and named; asked for by its name, it is an error naming the file."""
+    config = start(folder)
+    for step in (4, 8, 12):
+        save(folder, step)
+    (folder / "step_00000012" / "optimizer.safetensors").unlink()
+    for resume in ("latest", "auto"):
+        opening = open_run(folder, config, resume, overwrite=False)
+        assert opening.checkpoint == "step_00000008"
+        assert opening.remarks == ["passed over step_00000012: optimizer.safetensors missing"]
+    with pytest.raises(UserError, match=r"step_00000012: optimizer.safetensors missing; those there are: "):
+        open_run(folder, config, "step_00000012", overwrite=False)
+
+
+def test_an_older_checkpoint_names_the_newer_ones(folder: Path) -> None:
+    config = start(folder)
+    for step in (4, 8, 12, 16):
+        save(folder, step)
+    (folder / "step_00000016" / "model.safetensors").write_bytes(b"")
+    point(folder, "best", "step_00000004")
+    for resume in ("best", "step_00000004"):
+        opening = open_run(folder, config, resume, overwrite=False)
+        assert opening.checkpoint == "step_00000004"
+        [remark] = opening.remarks
+        assert remark.startswith("newer checkpoints will be removed once the next one is complete: step_00000008, ")
+
+
+def test_auto_resumes_what_it_can_and_starts_otherwise(folder: Path) -> None:
+    """Without a complete checkpoint it starts afresh; it never takes a damaged one."""
+    config = small_config()
+    assert open_run(folder, config, "auto", overwrite=False).checkpoint is None
+    start(folder)
+    assert open_run(folder, config, "auto", overwrite=False).checkpoint is None
+    broken = save(folder, 4)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    assert open_run(folder, config, "auto", overwrite=False).checkpoint is None
+    save(folder, 2)
+    assert open_run(folder, config, "auto", overwrite=False).checkpoint == "step_00000002"
+
+
+def test_going_on_keeps_what_is_there(folder: Path) -> None:
+    """Only the record changes: it has the config that the run goes on with."""
+    start(folder)
+    save(folder, 4)
+    (folder / "metrics.jsonl").write_text("{}")
+    changed = small_config(checkpoint={"keep": 9}, overrides=["checkpoint.keep=9"])
+    begin(folder, open_run(folder, changed, "latest", overwrite=False))
+    assert sorted(os.listdir(folder)) == [CONFIG, "metrics.jsonl", "step_00000004"]
+    assert read_yaml(folder / CONFIG) == config_mapping(changed)
+
+
+def test_a_run_whose_record_is_gone_or_damaged(folder: Path) -> None:
+    config = start(folder)
+    save(folder, 4)
+    (folder / CONFIG).write_text("resolved: true\nseeds: {weights: -1}\n")
+    with pytest.raises(UserError, match=rf"^{folder / CONFIG} has 3 problems"):
+        open_run(folder, config, "latest", overwrite=False)
+    (folder / CONFIG).unlink()
+    with pytest.raises(UserError, match=f"^{folder / CONFIG}: cannot be read"):
+        open_run(folder, config, "latest", overwrite=False)
+
+
+# What may change
+
+OTHER_VALUES: dict[str, Any] = {
+    "model.vocab_size": 2049,
+    "model.context_length": 16,
+    "model.emb_dim": 64,
+    "model.n_heads": 4,
+    "model.n_layers": 3,
+    "model.dropout": 0.1,
+    "model.qkv_bias": True,
+    "model.tie_weights": True,
+    "model.init": "gpt2",
+    "data.dataset": "other",
+    "data.revision": "a" * 40,
+    "data.train_tokens": 640,
+    "data.train_start": 8,
+    "data.validation_start": 8,
+    "data.validation_tokens": 64,
+    "data.epochs": 2,
+    "data.shuffle": True,
+    "data.tokenizer": "other.json",
+    "batch.world_size": 3,
+    "batch.microbatch": 3,
+    "batch.accumulation": 3,
+    "precision.amp": "bf16",
+    "precision.matmul": "highest",
+    "optimizer.learning_rate": 1e-3,
+    "optimizer.weight_decay": 0.01,
+    "optimizer.betas": [0.9, 0.95],
+    "optimizer.eps": 1e-7,
+    "optimizer.decay": "matrices",
+    "optimizer.clip_norm": 1.0,
+    "schedule.name": "cosine",
+    "loss.reduction": "sum",
+    "seeds.weights": 1,
+    "seeds.training": 1,
+    "init_from": "checkpoints/other/step_00000004",
+    "interventions": ["no-dropout"],
+}
+ONLY_VALUE = {"optimizer.name", "reproducibility", "resolved"}
+ALLOWED: dict[str, Any] = {
+    "evaluation.every": 3,
+    "evaluation.tokens": 64,
+    "checkpoint.every": None,
+    "checkpoint.keep": 1,
+    "hub.private": False,
+    "overrides": ["checkpoint.keep=1"],
+}
+
+
+def flat(mapping: dict[str, Any]) -> dict[str, Any]:
+    """Dotted keys of a mapping of sections."""
+    pairs: dict[str, Any] = {}
+    for key, value in mapping.items():
+        pairs |= {f"{key}.{name}": item for name, item in value.items()} if isinstance(value, dict) else {key: value}
+    return pairs
+
+
+def changed(key: str, value: Any, **sections: Any) -> RunConfig:
+    section, _, name = key.partition(".")
+    return small_config(**sections | {section: {**sections.get(section, {}), name: value} if name else value})
+
+
+def test_every_key_of_a_config_is_looked_at() -> None:
+    keys = flat(config_mapping(small_config())).keys()
+    assert keys == OTHER_VALUES.keys() | ALLOWED.keys() | ONLY_VALUE | {"hub.repo"}
+
+
+@pytest.mark.parametrize("key", OTHER_VALUES)
+def test_what_is_computed_stays_as_it_was(folder: Path, key: str) -> None:
+    """R18, R29: a run cannot be made longer, or go on with another batch: the key, with both values."""
+    before, after = small_config(), changed(key, OTHER_VALUES[key])
+    was, now = flat(config_mapping(before))[key], flat(config_mapping(after))[key]
+    assert was != now
+    told = (key, was, now) if key != "schedule.name" else ("schedule.final_fraction", None, 0.1)
+    with pytest.raises(UserError) as caught:
+        refuse_changes(before, after, folder)
+    assert f"{folder}: the run was started with {told[0]} {told[1]}, now it is {told[2]}; " in str(caught.value)
+    assert "undo the change, or start another run (another name, or --overwrite)" in str(caught.value)
+    with pytest.raises(UserError):
+        refuse_changes(after, before, folder)
+    refuse_changes(after, after, folder)
+
+
+@pytest.mark.parametrize("key", ALLOWED)
+def test_what_is_recorded_may_change(folder: Path, key: str) -> None:
+    refuse_changes(small_config(), changed(key, ALLOWED[key]), folder)
+    refuse_changes(changed(key, ALLOWED[key]), small_config(), folder)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"world_size": 1, "microbatch": 8, "accumulation": 1},
+        {"world_size": 2, "microbatch": 4, "accumulation": 1},
+        {"world_size": 8, "microbatch": 1, "accumulation": 1},
+    ],
+)
+def test_the_split_of_the_global_batch_may_change(folder: Path, batch: dict[str, int]) -> None:
+    """R29: the same 64 tokens per step; not where the loss is a mean of microbatch means."""
+    for reduction in ("token", "sum"):
+        loss = {"reduction": reduction}
+        refuse_changes(small_config(loss=loss), small_config(loss=loss, batch=batch), folder)
+    loss = {"reduction": "microbatch_mean"}
+    with pytest.raises(UserError, match=r"started with batch.accumulation 2, now it is 1"):
+        refuse_changes(small_config(loss=loss), small_config(loss=loss, batch=batch), folder)
+
+
+def test_resuming_with_another_config_is_refused(folder: Path) -> None:
+    start(folder)
+    save(folder, 4)
+    same_batch = small_config(batch={"world_size": 2, "microbatch": 4, "accumulation": 1})
+    assert open_run(folder, same_batch, "latest", overwrite=False).config == config_mapping(same_batch)
+    for resume in ("latest", "auto", "step_00000004"):
+        with pytest.raises(UserError, match=r"batch.accumulation 2, now it is 3"):
+            open_run(folder, small_config(batch={"accumulation": 3}), resume, overwrite=False)
+
+
+def test_overrides_of_the_start_stay_part_of_the_run(folder: Path) -> None:
+    """The later of a key counts; those of a run without a checkpoint do not."""
+    fresh = ["seeds.weights=3", " data.epochs =2"]
+    assert saved_overrides(folder, fresh) == fresh
+    start(folder, small_config(overrides=["optimizer.eps=1e-7", "seeds.weights=1", "a=b=c"]))
+    assert saved_overrides(folder, fresh) == fresh
+    save(folder, 4)
+    assert saved_overrides(folder, []) == ["optimizer.eps=1e-7", "seeds.weights=1", "a=b=c"]
+    assert saved_overrides(folder, fresh) == ["optimizer.eps=1e-7", "seeds.weights=3", "a=b=c", " data.epochs =2"]

@@ -1,0 +1,206 @@
+"""`isobatch VERB ...`: all that is done with a run but training it, in one process.
+
+PyTorch and matplotlib take seconds to import, so each command imports what it needs: `--help` needs neither.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Never
+
+import typer
+
+from training.command import run_command
+from training.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from training.config import RunConfig
+    from training.evaluation import Evaluated
+
+app = typer.Typer(
+    help="What is done with a run but training it.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+CheckpointArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT", help="RUN (its latest checkpoint), RUN/best, RUN/step_00000617, or the path of a folder."
+    ),
+]
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="The name of a run, or the path of its folder.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the runs, instead of the repository's checkpoints/.")
+    ] = None,
+) -> None:
+    """Write a run's report.md and its charts again."""
+    from training.config import REPOSITORY
+    from training.lookup import find_run
+    from training.report import write_report
+
+    print(write_report(find_run(run, output or REPOSITORY / "checkpoints")))
+
+
+@app.command()
+def sample(
+    checkpoint: CheckpointArgument,
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The beginning of the text.")],
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.8,
+    top_k: Annotated[int, typer.Option(min=0, help="Draw among so many likeliest tokens; 0 = among all.")] = 50,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most; the end of the text comes first.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first text's draws; the next text has the next.")] = 0,
+    number: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
+    datasets: Annotated[
+        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
+    ] = None,
+) -> None:
+    """Let a model continue a text, in float32."""
+    from model.generation import generate
+    from training.config import REPOSITORY
+    from training.distributed import Process
+    from training.restore import load_model
+    from training.tokenizer import load_tokenizer
+
+    folder, config = find_checkpoint_and_config(checkpoint)
+    datasets = datasets or REPOSITORY / "datasets"
+    vocabulary = load_tokenizer(tokenizer or find_tokenizer(config, datasets))
+    ids = vocabulary.encode(prompt, add_special_tokens=False).ids
+    if not ids:
+        raise UserError("PROMPT: is empty; the model continues a text: give at least one character")
+    end_of_text = end_of_text_id(vocabulary, datasets / config.data.dataset / "dataset.json")
+    model = load_model(folder).to(Process.from_environment().device)
+    known = vocabulary.get_vocab_size()  # the model's vocabulary may be larger
+    for index in range(number):
+        if number > 1:
+            print(f"--- seed {seed + index}")
+        try:
+            added = generate(model, ids, tokens, temperature, top_k or None, seed + index, end_of_text)
+        except ValueError as error:
+            raise UserError(
+                f"{error}; change that option, or give the model's own tokenizer.json with --tokenizer"
+            ) from None
+        print(vocabulary.decode([token for token in [*ids, *added] if token < known]), flush=True)
+
+
+@app.command()
+def evaluate(
+    checkpoint: CheckpointArgument,
+    datasets: Annotated[
+        Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure a model's loss over its run's validation range."""
+    folder, config = find_checkpoint_and_config(checkpoint)
+    evaluated = evaluate_checkpoint(folder, config, datasets)
+    loss, bits_per_byte = evaluated.loss, evaluated.bits_per_byte
+    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
+    if as_json:
+        values = {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte}
+        finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
+        print(json.dumps({"checkpoint": str(folder), **finite, "target_tokens": evaluated.target_tokens}))
+        return
+    print(f"{folder}: {evaluated.target_tokens:,} validation tokens of {config.data.dataset}")
+    print(f"loss           {loss:.6f} nats per token")
+    print(f"perplexity     {perplexity:,.2f}")
+    if bits_per_byte is not None:
+        print(f"bits per byte  {bits_per_byte:.4f}")
+
+
+def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "Evaluated":
+    """Evaluates a checkpoint as its run's last validation does: everything, in the run's precision.
+
+    Raises:
+        UserError: the checkpoint or the data are not whole, or this machine lacks the precision.
+    """
+    import torch
+
+    from training.data import check_vocabulary, open_training_data, open_validation, provide_dataset, tokenizer_file
+    from training.distributed import Process
+    from training.evaluation import evaluate as evaluate_rows
+    from training.loss import SequenceLoss
+    from training.restore import load_model
+    from training.tokenizer import load_tokenizer, token_byte_lengths
+
+    process, precision = Process.from_environment(), config.precision
+    if precision.amp == "fp16" and process.device.type == "cpu":
+        raise UserError(
+            f"{folder}: its run has precision.amp fp16, which needs a GPU; evaluate it on a machine with one"
+        )
+    torch.set_float32_matmul_precision(precision.matmul)
+    module = SequenceLoss(load_model(folder).to(process.device))
+    provide_dataset(config.data, datasets)
+    dataset = datasets / config.data.dataset
+    rows = open_validation(config, dataset, open_training_data(config, dataset).rows)
+    tokenizer = tokenizer_file(config.data, datasets)
+    lengths = token_byte_lengths(load_tokenizer(tokenizer), config.model.vocab_size) if tokenizer else None
+    with process.group() as group:
+        check_vocabulary(rows, config.model.vocab_size, group)
+        return evaluate_rows(module, rows, range(rows.count), config.batch.microbatch, precision, group, lengths)
+
+
+def find_checkpoint_and_config(name: str) -> tuple[Path, "RunConfig"]:
+    """The folder of the checkpoint that the user names, and the config of its run."""
+    from training.checkpoint import STATE
+    from training.config import REPOSITORY, config_from_mapping
+    from training.lookup import find_model
+    from training.restore import read_state
+
+    found = find_model(name, REPOSITORY / "checkpoints")
+    for passed_over, reason in found.passed_over:
+        print(f"passed over {passed_over}: {reason}", file=sys.stderr)
+    # A checkpoint does not know its run's name, and nothing here asks for it.
+    config = config_from_mapping({"name": "checkpoint", **read_state(found.path).config}, str(found.path / STATE))
+    return found.path, config
+
+
+def find_tokenizer(config: "RunConfig", datasets: Path) -> Path:
+    """The tokenizer of a run's data: the dataset's own, or the one that data.tokenizer names, fetched if need be."""
+    from training.data import tokenizer_file
+    from training.hub import download_tokenizer
+
+    path = tokenizer_file(config.data, datasets)
+    if path is None:
+        own = datasets / config.data.dataset / "tokenizer.json"
+        raise UserError(
+            f"{own}: there is no such file, and the run has no data.tokenizer; "
+            "give a tokenizer.json with --tokenizer, or the folder of the run's dataset with --datasets"
+        )
+    if not path.exists():
+        download_tokenizer(str(config.data.tokenizer), path)
+    return path
+
+
+def end_of_text_id(tokenizer: "Tokenizer", description: Path) -> int | None:
+    """The id that ends a text: the one that the dataset's description gives, or else GPT-2's, if there is one."""
+    from training.prepare import END_OF_TEXT
+
+    if description.is_file():
+        try:
+            recorded = json.loads(description.read_text(encoding="utf-8")).get("end_of_text")
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{description}: is not a description of a dataset ({error}); restore the file") from None
+        if isinstance(recorded, int):
+            return recorded
+    token: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    return token
+
+
+def main() -> Never:
+    """The command `isobatch`."""
+    run_command(app)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""metrics.jsonl read back: its fields, and what is refused. training/metrics.py writes it."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from training.errors import UserError
+
+TRAIN_FIELDS: dict[str, type] = {
+    "step": int,
+    "tokens": int,
+    "loss": float,
+    "loss_min": float,
+    "loss_max": float,
+    "learning_rate": float,
+    "grad_norm": float,
+    "clipped": bool,
+    "skipped": bool,
+    "target_tokens": int,
+    "tokens_per_second": float,
+    "seconds": float,
+}
+VALIDATION_FIELDS: dict[str, type] = {
+    "step": int,
+    "loss": float,
+    "target_tokens": int,
+    "bits_per_byte": float,
+}
+# What a field takes from JSON, and up to which size: a float may lack its point; 1e999 is read as infinity.
+ACCEPTED = {int: ((int,), 2**53), float: ((int, float), sys.float_info.max), bool: ((bool,), 1)}
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What a metrics.jsonl holds.
+
+    `train` and `validation` are structured arrays with an element per row and a field per key of the file:
+    `train["loss"]` is a column, `train[-1]["loss"]` one value. A null is nan. Losses are in nats per token.
+    Events are the file's own objects, in its order.
+    """
+
+    train: NDArray[np.void]
+    validation: NDArray[np.void]
+    events: list[Event]
+
+    def events_named(self, *names: str) -> list[Event]:
+        """The events of these names, in the order of the file."""
+        return [event for event in self.events if event["event"] in names]
+
+    def best_validation(self) -> np.void | None:
+        """The validation row of the lowest loss (the earliest, if several share it); None without one."""
+        finite = self.validation[np.isfinite(self.validation["loss"])]
+        best: np.void | None = finite[np.argmin(finite["loss"])] if len(finite) else None
+        return best
+
+    def bad_steps(self) -> tuple[list[int], list[int]]:
+        """The steps of loss-scale overflows, and those whose loss or gradient was really not finite."""
+        events = self.events_named("nonfinite")
+        overflows = {int(event["step"]) for event in events if event.get("overflow")}
+        nonfinite = {int(event["step"]) for event in events} - overflows
+        return sorted(overflows), sorted(nonfinite)
+
+
+def read_metrics(path: Path) -> Metrics:
+    """Reads a metrics.jsonl.
+
+    A last line without its newline was cut by a crash and is left out if it cannot be read.
+
+    Raises:
+        UserError: there is no such file, or a line is not a row of the format (strict JSON, a known kind,
+            all keys, steps of a kind strictly increasing); the message names the file and the line.
+    """
+    rows: dict[str, list[Any]] = {"train": [], "validation": [], "event": []}
+    require_file(path)
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                kind, row = _parse_line(line)
+                if kind != "event" and rows[kind] and row[0] <= rows[kind][-1][0]:
+                    raise ValueError(f"step {row[0]} comes after step {rows[kind][-1][0]}")
+            except ValueError as problem:
+                if not line.endswith(b"\n"):
+                    break
+                raise UserError(
+                    f"{path}, line {number}: {problem}; each line is one JSON object as training writes it; "
+                    "remove or repair the line"
+                ) from problem
+            rows[kind].append(row)
+    return Metrics(
+        train=np.array(rows["train"], dtype=list(TRAIN_FIELDS.items())),
+        validation=np.array(rows["validation"], dtype=list(VALIDATION_FIELDS.items())),
+        events=rows["event"],
+    )
+
+
+def require_file(path: Path) -> None:
+    """Refuses a file of a run that is not there."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; training writes it; name the folder of a run that has begun")
+
+
+def _parse_line(line: bytes) -> tuple[str, Any]:
+    """The kind of a line, and its values in the order of the fields (an event: the object itself)."""
+    row = json.loads(line, parse_constant=_refuse_constant)
+    kind = row.get("kind") if isinstance(row, dict) else None
+    if kind == "event" and type(row.get("step")) is int and isinstance(row.get("event"), str):
+        return "event", row
+    if kind == "train":
+        return "train", tuple(_value(row, name, wanted) for name, wanted in TRAIN_FIELDS.items())
+    if kind == "validation":
+        return "validation", tuple(_value(row, name, wanted) for name, wanted in VALIDATION_FIELDS.items())
+    raise ValueError("it is no train, validation or event row")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _value(row: dict[str, Any], name: str, wanted: type) -> Any:
+    value: Any = row.get(name, "nothing")
+    types, largest = ACCEPTED[wanted]
+    if value is None and wanted is float:
+        return math.nan
+    if type(value) not in types or abs(value) > largest:
+        raise ValueError(f"{name} must be a finite {wanted.__name__}, got {value!r}")
+    return value
