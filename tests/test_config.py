@@ -469,6 +469,9 @@ def test_a_run_can_start_from_the_record_of_another(configs: Configs) -> None:
     for override in ("base=test", "interventions=[qkv-bias]"):
         with pytest.raises(ConfigError, match=r"record.yaml is the record of a run"):
             load_run_config(str(record), [override])
+    record.write_text(record.read_text() + "name: other\n")
+    with pytest.raises(ConfigError, match=r"record.yaml: name: unknown key"):
+        load_run_config(str(record))
 
 
 @pytest.mark.parametrize(

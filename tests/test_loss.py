@@ -74,15 +74,19 @@ def test_g75_only_the_documented_mark_is_ignored(label: int) -> None:
 
 @pytest.mark.parametrize(("vocab_size", "loss"), [(50257, 10.824905), (50304, 10.825840)])
 @pytest.mark.parametrize("chunk", [loss_module.CHUNK_LOGITS, 4 * 50304])
+@pytest.mark.parametrize("cast", [False, True])
 def test_g77_the_loss_is_computed_in_float32(
-    vocab_size: int, loss: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+    vocab_size: int, loss: float, chunk: int, cast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ln V on logits of 0; in bf16 both vocabularies would read 10.8125."""
+    """ln V on logits of 0, under autocast or with weights in bf16; in bf16 both vocabularies would read 10.8125."""
     monkeypatch.setattr(loss_module, "CHUNK_LOGITS", chunk)
     model = build_gpt(GPTConfig(vocab_size, context_length=8, emb_dim=4, n_heads=1, n_layers=1, dropout=0.0), seed=1)
     torch.nn.init.zeros_(model.head.weight)
-    with torch.autocast("cpu", torch.bfloat16):
-        sums: Tensor = SequenceLoss(model)(torch.zeros(2, 8, dtype=torch.long), torch.ones(2, 8, dtype=torch.long))
+    if cast:
+        model.bfloat16()
+    ids = torch.zeros(2, 8, dtype=torch.long)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not cast):
+        sums: Tensor = SequenceLoss(model)(ids, ids)
     assert sums.dtype == torch.float32
     assert (sums / 8).tolist() == pytest.approx([loss, loss], abs=1e-4)
 
