@@ -31,7 +31,9 @@ from training.checkpoint import (
     write_checkpoint,
 )
 from training.command import run_command
-from training.config import REPOSITORY, RunConfig, config_from_mapping, load_run_config, run_name
+from training.config import REPOSITORY, RunConfig
+from training.config_check import config_from_mapping
+from training.config_file import load_run_config, run_name
 from training.data import (
     Rows,
     TrainingData,

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 from safetensors.numpy import save_file
 
-from training.config import RunConfig, config_from_mapping
+from training.config import RunConfig
+from training.config_check import config_from_mapping
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 2048, "context_length": 8, "emb_dim": 32, "n_heads": 2, "n_layers": 2, "dropout": 0},

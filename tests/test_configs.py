@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from model.gpt import parameter_count
-from training.config import RunConfig, config_mapping, load_run_config
+from training.config import RunConfig, config_mapping
+from training.config_file import load_run_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 INTERVENTIONS = REPOSITORY / "configs" / "interventions.yaml"

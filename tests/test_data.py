@@ -18,7 +18,8 @@ from safetensors.numpy import save
 from safetensors.torch import save_file as save_torch_file
 from small_configs import small_config, write_positions, write_tokens
 
-from training.config import Data, RunConfig, load_run_config
+from training.config import Data, RunConfig
+from training.config_file import load_run_config
 from training.data import (
     CHECKED_AT_ONCE,
     Rows,
@@ -496,6 +497,11 @@ def test_a_dataset_on_the_disk_is_used_as_it_is(tmp_path: Path) -> None:
     assert provide_dataset(Data(dataset="owner/tokens", revision=commit), tmp_path) == commit
     with pytest.raises(UserError, match=f"holds revision {commit}, but data.revision says {other}; remove the folder"):
         provide_dataset(Data(dataset="owner/tokens", revision=other), tmp_path)
+    record = {"repository": "owner/tokens", "revision": commit, "requested": "v1.0"}
+    (folder / "download.json").write_text(json.dumps(record))
+    assert provide_dataset(Data(dataset="owner/tokens", revision="v1.0"), tmp_path) == commit
+    with pytest.raises(UserError, match=r"data\.revision says main"):
+        provide_dataset(Data(dataset="owner/tokens", revision="main"), tmp_path)
     (folder / "download.json").write_text("{}")
     with pytest.raises(UserError, match=r"download.json: not a record of a download"):
         provide_dataset(Data(dataset="owner/tokens"), tmp_path)
@@ -529,7 +535,7 @@ def test_where_the_tokenizer_is(tmp_path: Path) -> None:
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
-from training.config import config_from_mapping
+from training.config_check import config_from_mapping
 from training.data import check_vocabulary, open_training_data
 from training.distributed import Process
 

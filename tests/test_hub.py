@@ -135,7 +135,7 @@ def test_dataset_is_downloaded_whole_and_its_commit_recorded(hub: FakeHub, clien
     assert names == ["README.md", "download.json", "train.safetensors", "validation.safetensors"]
     np.testing.assert_array_equal(load_file(destination / "train.safetensors")["tokens"], np.arange(1025))
     record = json.loads((destination / "download.json").read_text())
-    assert record == {"repository": NAME, "revision": sha}
+    assert record == {"repository": NAME, "revision": sha, "requested": None}
     assert recorded_revision(destination) == sha
     assert [path.name for path in destination.parent.iterdir()] == ["tokens"]
 

@@ -3,7 +3,7 @@
 import pytest
 from small_configs import small_config
 
-from training.config import load_run_config
+from training.config_file import load_run_config
 from training.layout import plan_layout
 from training.plan import GIB, estimated_memory, plan_lines
 

@@ -16,7 +16,8 @@ from small_configs import small_config
 
 from training import run_folder
 from training.checkpoint import point
-from training.config import RunConfig, config_from_mapping, config_mapping
+from training.config import RunConfig, config_mapping
+from training.config_check import config_from_mapping
 from training.errors import UserError
 from training.run_folder import CONFIG, LOCK, begin, held, open_run, refuse_changes, saved_overrides
 from training.yaml_reader import read_yaml

@@ -153,7 +153,8 @@ def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "E
 def find_checkpoint_and_config(name: str) -> tuple[Path, "RunConfig"]:
     """The folder of the checkpoint that the user names, and the config of its run."""
     from training.checkpoint import STATE
-    from training.config import REPOSITORY, config_from_mapping
+    from training.config import REPOSITORY
+    from training.config_check import config_from_mapping
     from training.lookup import find_model
     from training.restore import read_state
 

@@ -257,13 +257,7 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
     tokenizer = tokenizer_file(data, datasets)
     if tokenizer is not None and not tokenizer.exists():
         hub.download_tokenizer(str(data.tokenizer), tokenizer)
-    recorded = hub.recorded_revision(folder)
-    if data.revision is not None and recorded is not None and data.revision != recorded:
-        raise UserError(
-            f"{folder}: holds revision {recorded}, but data.revision says {data.revision}; "
-            "remove the folder to download that one"
-        )
-    return recorded
+    return hub.recorded_revision(folder, data.revision)
 
 
 def tokenizer_file(data: Data, datasets: Path) -> Path | None:

@@ -55,7 +55,7 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
         for file in filter(present.__contains__, DATASET_FILES):
             hf_hub_download(name, file, repo_type="dataset", revision=info.sha, local_dir=folder)
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes
-        record = {"repository": name, "revision": info.sha}
+        record = {"repository": name, "revision": info.sha, "requested": revision}
         (folder / "download.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     # Not always ours: another process may have published first.
     return recorded_revision(destination) or info.sha
@@ -88,21 +88,31 @@ def download_tokenizer(repository: str, destination_file: Path, revision: str | 
     return info.sha
 
 
-def recorded_revision(folder: Path) -> str | None:
+def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:
     """The commit that download_dataset got `folder` from; None if it was not downloaded.
 
+    Args:
+        folder: the dataset's.
+        wanted: the commit it must be, or the branch or tag that must have been asked for.
+
     Raises:
-        UserError: the folder's download.json is damaged.
+        UserError: it is of another revision than the wanted one, or its download.json is damaged.
     """
     path = folder / "download.json"
     if not path.exists():
         return None
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["revision"])
-    except (ValueError, KeyError, TypeError) as error:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        commit, asked_for = str(record["revision"]), record.get("requested")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path}: not a record of a download; it must hold a revision; remove {folder} to download it again"
         ) from error
+    if wanted not in (None, commit, asked_for):
+        raise UserError(
+            f"{folder}: holds revision {commit}, but data.revision says {wanted}; remove the folder to download that one"
+        )
+    return commit
 
 
 def _check_token() -> None:

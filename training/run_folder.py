@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from training.checkpoint import find_checkpoint, list_checkpoints, problem_of
-from training.config import RunConfig, config_from_mapping, config_mapping
+from training.config import RunConfig, config_mapping
+from training.config_check import config_from_mapping
 from training.errors import UserError
 from training.restore import read_state
 from training.yaml_reader import read_yaml, yaml_text

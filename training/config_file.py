@@ -1,0 +1,156 @@
+"""From config files and --set to a run config.
+
+Order of precedence, later wins: defaults < `base` (itself resolved first) < the file's own keys < the file's
+`interventions`, in order < `--set KEY=VALUE`.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.config import REPOSITORY, RunConfig
+from training.config_check import ConfigError, config_from_mapping, nearest, written
+from training.yaml_reader import parse_yaml, read_yaml
+
+CONFIGS = REPOSITORY / "configs"
+INTERVENTIONS = CONFIGS / "interventions.yaml"
+
+RECORD = ("name", "overrides", "resolved")
+"""Keys that the tool writes into a run's config.yaml; no config that a person writes has them."""
+
+
+def load_run_config(run: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads and checks the config of a run.
+
+    Args:
+        run: a name (configs/RUN.yaml) or the path of a YAML file; its stem is the run's name.
+        overrides: `KEY=VALUE` with dotted keys, VALUE as in YAML.
+
+    Raises:
+        ConfigError: with every problem found, each with its key and the rule, in one message.
+    """
+    path = _config_path(run)
+    problems: list[str] = []
+    raw = _resolve(path, [_split_override(override) for override in overrides], (), problems)
+    return config_from_mapping({**raw, "name": path.stem, "overrides": [*overrides]}, _shown(path), problems)
+
+
+def run_name(run: str) -> str:
+    """The name of a run: the stem of its YAML file."""
+    return Path(run).stem if _is_path(run) else run
+
+
+def _is_path(run: str) -> bool:
+    return run.endswith((".yaml", ".yml")) or os.sep in run
+
+
+def _config_path(run: str, key: str = "") -> Path:
+    if _is_path(run):
+        path = Path(run)
+        if not path.is_file():
+            raise ConfigError(
+                f"{key}{run}: there is no such file; give a YAML file or the name of a config in configs/"
+            )
+        return path
+    path = CONFIGS / f"{run}.yaml"
+    if not path.is_file():
+        names = sorted(found.stem for found in CONFIGS.glob("*.yaml") if found != INTERVENTIONS)
+        raise ConfigError(f"{key}{run}: there is no configs/{run}.yaml;{nearest(run, names) or ' see configs/'}")
+    return path
+
+
+def _resolve(
+    path: Path, overrides: list[tuple[str, Any]], seen: tuple[Path, ...], problems: list[str]
+) -> dict[str, Any]:
+    """The values of one file: its base, its own keys, its interventions and the overrides, merged in that order."""
+    if path.resolve() in seen:
+        raise ConfigError(f"{_shown(path)}: base leads back to this file; a config cannot be its own base")
+    own = read_yaml(path)
+    where = f"{_shown(path)}: " if seen else ""
+    is_record = own.get("resolved") is True  # a run's config.yaml: base and interventions are in the values already
+    for key in RECORD:
+        if key in own and (key == "name" or not is_record):
+            problems.append(f"{where}{key}: unknown key; the run's name is that of its file")
+        own.pop(key, None)
+    choices = {key: value for key, value in overrides if key in ("base", "interventions")}
+    values = _nested([item for item in overrides if item[0] not in choices])
+    if is_record:
+        if choices:
+            raise ConfigError(
+                f"--set {min(choices)}: {_shown(path)} is the record of a run, with base and interventions in its "
+                "values; start from the config that the run was started from"
+            )
+        return _merge(own, values)
+    own |= choices
+    merged: dict[str, Any] = {}
+    base, names = own.pop("base", None), own.pop("interventions", None)
+    if base is not None:
+        merged = _resolve(_base_path(base, path), [], (*seen, path.resolve()), problems)
+    merged = _merge(merged, own)
+    for name, changes in _interventions(names, where, problems):
+        merged = _merge(merged, changes)
+        merged["interventions"] = list(dict.fromkeys([*merged.get("interventions", []), name]))
+    return _merge(merged, values)
+
+
+def _base_path(base: Any, path: Path) -> Path:
+    """The file that the base of the config at `path` is in: beside it, or in configs/."""
+    if not isinstance(base, str):
+        raise ConfigError(f"{_shown(path)}: base: must be the name of another config, got {written(base)}")
+    beside = path.parent / (base if base.endswith((".yaml", ".yml")) else f"{base}.yaml")
+    return beside if beside.is_file() else _config_path(base, f"{_shown(path)}: base: ")
+
+
+def _interventions(names: Any, where: str, problems: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    """Names of interventions and what each sets, in order; those that do not exist are problems."""
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        problems.append(f"{where}interventions: must be a list of names, got {written(names)}")
+        return []
+    known = read_yaml(INTERVENTIONS)
+    for name in [name for name in names if name not in known]:
+        remedy = nearest(name, known) or f" there are {', '.join(known)}"
+        problems.append(f"{where}interventions: {name} is not one;{remedy}")
+    found = [(name, known[name]) for name in names if name in known]
+    for name, intervention in found:
+        if not isinstance(intervention, dict) or not isinstance(intervention.get("set"), dict):
+            raise ConfigError(f"{_shown(INTERVENTIONS)}: {name}: must have a section `set` with what it changes")
+    return [(name, intervention["set"]) for name, intervention in found]
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`above` over `below`, key by key; a section whose `name` changes (schedule) starts anew."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        merged[key] = value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            renamed = "name" in old and value.get("name", old["name"]) != old["name"]
+            merged[key] = value if renamed else _merge(old, value)
+    return merged
+
+
+def _split_override(text: str) -> tuple[str, Any]:
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not equals or not all(key.split(".")):
+        raise ConfigError(f"--set {text}: must be KEY=VALUE, as in --set optimizer.learning_rate=1e-3")
+    if key in RECORD:
+        raise ConfigError(f"--set {text}: {key}: unknown key; the run's name is that of its file")
+    return key, parse_yaml(value, f"--set {text}")
+
+
+def _nested(overrides: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in overrides:
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        result = _merge(result, value)
+    return result
+
+
+def _shown(path: Path) -> str:
+    """The path as a user would type it: relative to the repository where it lies in it."""
+    absolute = path.resolve()
+    return str(absolute.relative_to(REPOSITORY)) if absolute.is_relative_to(REPOSITORY) else str(path)
