@@ -278,7 +278,7 @@ def take_records(session: Session, state: TrainingState, records: list[StepRecor
     in_a_row = nonfinite_in_a_row(records, state.nonfinite_in_a_row)
     if in_a_row >= MOST_NONFINITE_IN_A_ROW:
         raise RunError(
-            f"{session.folder}: the gradient was not finite {in_a_row} steps in a row, up to step {records[-1].step}; "
+            f"{session.folder}: the gradient was not finite {in_a_row} steps in a row (metrics.jsonl says which); "
             "the last checkpoint is as it was: lower optimizer.learning_rate, set optimizer.clip_norm, or use bf16"
         )
     step = records[-1].step

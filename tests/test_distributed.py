@@ -203,12 +203,10 @@ time.sleep(60)
 
 def test_a_worker_ends_with_its_launcher() -> None:
     """Killed, so that it cannot end its workers itself; the pipe closes when the last process that holds it is gone."""
-    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "ready\n"
-    launcher.send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    assert launcher.stdout.read() == ""
-    assert time.monotonic() - killed < 10
-    launcher.stdout.close()
-    launcher.wait()
+    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "ready\n"
+        launcher.send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        assert launcher.stdout.read() == ""
+        assert time.monotonic() - killed < 10

@@ -1,7 +1,9 @@
 """What each target of a step weighs, and the sums of token losses that the weights multiply."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,6 +40,25 @@ def test_worked_examples(example: str) -> None:
         weights = target_weights(reduction, counts, microbatch=1)
         assert weights.dtype == np.float64
         assert weights @ sums == pytest.approx(value, abs=1e-6)
+
+
+def test_the_documented_examples_are_these() -> None:
+    """docs/loss.md shows them as tables; a step without targets has no value there, as there is no update."""
+    text = (Path(__file__).parent.parent / "docs" / "loss.md").read_text(encoding="utf-8")
+    documented = {}
+    for line in text.splitlines():
+        microbatches = re.findall(r"\((-?[\d.]+), (\d+)\)", line)
+        values = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        if line.startswith("| ") and microbatches:
+            documented[tuple((float(total), int(count)) for total, count in microbatches)] = values
+    assert len(documented) == len(EXAMPLES) - 1, "all but the window of one microbatch, which is in the text"
+    for example, values in documented.items():
+        right, mean_of_means = next(found[1:] for found in EXAMPLES.values() if found[0] == list(example))
+        expected = [right, mean_of_means, sum(total for total, _ in example)]
+        if any(count for _, count in example):
+            assert [float(value) for value in values] == pytest.approx(expected, abs=1e-6)
+        else:
+            assert values == ["no update"] * 3
 
 
 def test_microbatch_mean_goes_by_the_configs_microbatches() -> None:

@@ -78,7 +78,7 @@ def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
     ("curve", "processes", "options"),
     [
         ("S1", 1, []),
-        ("S2", 1, []),
+        pytest.param("S2", 1, [], marks=pytest.mark.slow),
         pytest.param("S2", 2, [], marks=pytest.mark.slow),
         pytest.param("S2", 4, [], marks=pytest.mark.slow),
         pytest.param("S2", 3, ["--microbatch", "3"], marks=pytest.mark.slow),
@@ -132,6 +132,7 @@ def test_stop_after_any_step_and_resume(workplace: Workplace) -> None:
         assert (parts.folder / "latest" / "model.safetensors").read_bytes() == weights
 
 
+@pytest.mark.slow
 def test_resume_several_times_over_epochs(workplace: Workplace) -> None:
     """R33, R35: three stops over two shuffled epochs."""
     config = workplace.write_config(data={"train_tokens": 4096, "shuffle": True, "epochs": 2})
@@ -312,12 +313,17 @@ def test_tied_weights_through_a_whole_run(workplace: Workplace) -> None:
     assert "head.weight" not in load_file(parts.folder / "latest" / "model.safetensors")
 
 
-def test_bf16_trains_on_a_cpu_and_fp16_is_refused(workplace: Workplace) -> None:
-    """R62: fp16 on a CPU is an error with the remedy, and nothing is written."""
-    config = workplace.write_config(precision={"amp": "bf16"})
-    run = workplace.train(config)
+@pytest.mark.slow  # a CPU without bf16 instructions computes it at a hundredth of its speed
+def test_bf16_trains_on_a_cpu(workplace: Workplace) -> None:
+    """R62: the whole cycle on a CPU."""
+    run = workplace.train(workplace.write_config(precision={"amp": "bf16"}))
     assert run.status == 0, run.errors
     assert run.losses[-1] < run.losses[0]
+
+
+def test_fp16_on_a_cpu_is_refused(workplace: Workplace) -> None:
+    """R62: an error with the remedy, and nothing is written."""
+    config = workplace.write_config()
     refused = workplace.train(config, "--set", "precision.amp=fp16", output="refused")
     assert refused.status == 2
     assert refused.errors.startswith("error: precision.amp: fp16 needs a GPU")

@@ -110,6 +110,7 @@ CASES = {
     "G02 one microbatch": balanced(1, 1, 4),
     "G02 two microbatches": balanced(1, 2, 2),
     "G02 four microbatches": balanced(1, 4, 1),
+    "G07 every sequence twice": Case((((0,) * 10, (3,) * 100) * 2,), 4, 1, 1.042317, (0.009091, 0.2, 0.3, -0.509091)),
     "G09 G10 two ranks of 1 and 9 targets": Case(
         (((0,), (3,) * 9),), 1, 1, 1.054920, (0.0, 0.2, 0.3, -0.5), world_size=2
     ),

@@ -110,7 +110,8 @@ def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:
         ) from error
     if wanted not in (None, commit, asked_for):
         raise UserError(
-            f"{folder}: holds revision {commit}, but data.revision says {wanted}; remove the folder to download that one"
+            f"{folder}: holds revision {commit}, but data.revision says {wanted}; "
+            "remove the folder to download that one"
         )
     return commit
 
