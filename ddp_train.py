@@ -8,27 +8,29 @@ The functions stand in the order in which a run goes through them.
 """
 
 import math
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from model.generation import generate
 from model.gpt import build_gpt, parameter_count
 from training.checkpoint import (
+    FOR_THE_MODEL,
     TrainingState,
-    point,
+    checkpoint_name,
     problem_of,
-    remove_newer,
-    retain,
+    publish,
     take_snapshot,
     weights_digest,
-    write_checkpoint,
 )
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig
@@ -44,22 +46,18 @@ from training.data import (
     tokenizer_file,
 )
 from training.distributed import Group, Process
+from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
 from training.layout import Layout, describe, plan_layout
 from training.loss import SequenceLoss
 from training.metrics import MOST_NONFINITE_IN_A_ROW, RunLog, StepReader, StepRecord, nonfinite_in_a_row
-from training.metrics_file import read_metrics
 from training.optimizer import build_optimizer
 from training.plan import plan_lines
-from training.report import summary_lines, write_report
-from training.restore import load_optimizer, load_weights, read_state
+from training.restore import broadcast_optimizer, load_optimizer, load_weights
 from training.run_folder import METRICS, Opening, begin, held, open_run, saved_overrides
-from training.step import Trainer, autocast, build_scaler
+from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
-
-SAMPLE_PROMPT_TOKENS = 16
-SAMPLE_TOKENS = 80
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -90,11 +88,18 @@ def main(
         raise UserError("--resume and --overwrite exclude each other: give one of them")
     folder = (output or REPOSITORY / "checkpoints") / run_name(run)
     fresh = overrides or []
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+        resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
     config = load_run_config(run, saved_overrides(folder, fresh) if resume else fresh)
     process = Process.from_environment()
     if dry_run:
         print_plan(config, plan_layout(config.batch, process.world_size, microbatch), datasets, process)
         return
+    if config.precision.amp == "fp16" and process.device.type == "cpu":
+        raise UserError(
+            "precision.amp: fp16 needs a GPU, on a CPU it is hundreds of times slower than bf16; "
+            "add --set precision.amp=bf16 (or off), which is another run than that of the config"
+        )
     with process.group() as group, ExitStack() as stack:
 
         def open_folder() -> dict[str, Any]:
@@ -106,12 +111,13 @@ def main(
         session = build(config, folder, datasets, microbatch, opening, group)
         state = first_state(session, opening)
         stop = session.data.total_steps if stop_after is None else min(stop_after, session.data.total_steps)
-        if opening.checkpoint is not None and state.step >= stop:
+        if opening.checkpoint is None or state.step < stop:
+            group.first("begin", lambda: begin(folder, opening))
+            announce(session, opening, state)
+            state = train(session, state, stop)
+        elif group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder)):
             session.log.say(f"{folder}: nothing left to do, {state.step:,} of {stop:,} steps are done")
             return
-        group.first("begin", lambda: begin(folder, opening))
-        announce(session, opening, state)
-        state = train(session, state, stop)
         group.first("finish", lambda: finish(session, state))
 
 
@@ -120,10 +126,12 @@ class Session:
     """All that one process needs to train a run."""
 
     folder: Path
+    dataset: Path
     group: Group
     trainer: Trainer
     validation: Rows | None
     tokenizer: Tokenizer | None
+    byte_lengths: NDArray[np.int64] | None
     dataset_revision: str | None
     log: RunLog
 
@@ -159,55 +167,82 @@ def build(
 ) -> Session:
     """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
     process = group.process
-    if config.precision.amp == "fp16" and process.device.type == "cpu":
-        raise UserError(
-            "precision.amp: fp16 needs a GPU, on a CPU it is hundreds of times slower than bf16; "
-            "add --set precision.amp=bf16 (or off), which is another run than that of the config"
-        )
     torch.set_float32_matmul_precision(config.precision.matmul)
+    dataset = datasets / config.data.dataset
+    source = group.first("source", lambda: weights_to_start_from(config, folder, opening))
     revision = group.first("dataset", lambda: provide_dataset(config.data, datasets), per_node=True)
-    data = open_training_data(config, datasets / config.data.dataset)
-    check_vocabulary(data.rows, config.model.vocab_size, group)
-    validation = None
-    if config.evaluation.every is not None:
-        validation = open_validation(config, datasets / config.data.dataset, data.rows)
-        check_vocabulary(validation, config.model.vocab_size, group)
-    tokenizer = tokenizer_file(config.data, datasets)
+    data, validation = open_data(config, dataset, group)
+    tokenizer_path = tokenizer_file(config.data, datasets)
+    tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
 
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
-    source = folder / opening.checkpoint if opening.checkpoint else weights_to_start_from(config)
-    if source is not None:
-        group.first("weights", lambda: load_weights(source, model))  # DDP hands them to the others
     optimizer = build_optimizer(model, config.optimizer)
-    scaler = build_scaler(config.precision)
-    if opening.checkpoint:
-        load_optimizer(folder / opening.checkpoint, model, optimizer)
+    if source is not None:
+        group.first("weights", lambda: load_weights(Path(source), model))  # DDP hands them to the others
+    if opening.checkpoint is not None:
+        group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
+        broadcast_optimizer(optimizer, group)
     layout = plan_layout(config.batch, process.world_size, microbatch)
-    trainer = Trainer(config, process, layout, data, group.parallel(SequenceLoss(model)), optimizer, scaler)
-    log = RunLog(
-        folder / METRICS, process.is_main, data.total_steps, config.tokens_per_step, config.optimizer.clip_norm
+    parallel = group.parallel(SequenceLoss(model))
+    trainer = Trainer(config, process, layout, data, parallel, optimizer, build_scaler(config.precision))
+    return Session(
+        folder=folder,
+        dataset=dataset,
+        group=group,
+        trainer=trainer,
+        validation=validation,
+        tokenizer=tokenizer,
+        byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
+        dataset_revision=revision,
+        log=RunLog(
+            folder / METRICS, process.is_main, data.total_steps, config.tokens_per_step, config.optimizer.clip_norm
+        ),
     )
-    return Session(folder, group, trainer, validation, load_tokenizer(tokenizer) if tokenizer else None, revision, log)
 
 
-def weights_to_start_from(config: RunConfig) -> Path | None:
-    """The checkpoint of another run that `init_from` names, verified."""
+def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> str | None:
+    """The checkpoint to go on from, or that of another run that `init_from` names, verified; None = fresh weights."""
+    if opening.checkpoint is not None:
+        return str(folder / opening.checkpoint)
     if config.init_from is None:
         return None
-    folder = REPOSITORY / config.init_from
-    problem = problem_of(folder)
+    other = REPOSITORY / config.init_from
+    problem = problem_of(other, FOR_THE_MODEL)
     if problem is not None:
-        raise UserError(f"init_from: {folder}: {problem}; give the folder of a complete checkpoint")
-    return folder
+        raise UserError(f"init_from: {other}: {problem}; give the folder of a complete checkpoint")
+    return str(other)
+
+
+def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, Rows | None]:
+    """Opens what is trained on and validated on, and checks every id in it. Collective."""
+    data = open_training_data(config, dataset)
+    check_vocabulary(data.rows, config.model.vocab_size, group)
+    if config.evaluation.every is None:
+        return data, None
+    validation = open_validation(config, dataset, data.rows)
+    check_vocabulary(validation, config.model.vocab_size, group)
+    return data, validation
 
 
 def first_state(session: Session, opening: Opening) -> TrainingState:
-    """The counters at the run's beginning, or those of the checkpoint, and the loss scale with them."""
-    if opening.checkpoint is None:
-        return TrainingState(0, 0, 0.0, 0, None, None, None, opening.config)
-    state = read_state(session.folder / opening.checkpoint)
+    """The counters at the run's beginning, or those of the checkpoint, and the loss scale with them.
+
+    Raises:
+        UserError: the data are not those that the run was started on.
+    """
+    fingerprint = session.data.rows.fingerprint()
+    if opening.state is None:
+        return TrainingState(0, 0, 0.0, 0, None, None, None, fingerprint, opening.config)
+    state = TrainingState(**opening.state)
+    if state.data != fingerprint:
+        raise UserError(
+            f"{session.dataset}: the training tokens are not those that {opening.checkpoint} was trained on (another "
+            "revision, or prepared elsewhere); copy the dataset from where the run was started"
+        )
     if session.trainer.scaler is not None and state.scaler is not None:
         session.trainer.scaler.load_state_dict(state.scaler)
+    if state.best_step is not None and not (session.folder / checkpoint_name(state.best_step)).is_dir():
+        state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
     return replace(state, config=opening.config)
 
 
@@ -232,7 +267,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
             "world_size": layout.world_size,
             "microbatch": layout.microbatch,
             "accumulation": layout.accumulation,
-            "sentence": describe(layout, config.batch),
+            "sentence": describe(layout, config.batch, config.model.dropout),
         },
         device=process.device.type,
         machine=process.machine(),
@@ -259,11 +294,11 @@ def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
             if math.isfinite(loss) and (state.best_loss is None or loss < state.best_loss):
                 state, save_now = replace(state, best_loss=loss, best_step=step), True
         if save_now:
-            save(session, state)
+            session.group.first(f"save {step}", partial(save, session, state))
         if evaluate_now or save_now:
             reader.restart_clock()
     if stop == 0:
-        save(session, state)
+        session.group.first("save 0", partial(save, session, state))
     return state
 
 
@@ -300,11 +335,12 @@ def validate(session: Session, step: int, last: bool) -> float:
     assert rows is not None, "there is a validation range where evaluation is due"
     in_loop = rows.count if config.evaluation.tokens is None else config.evaluation.tokens // rows.context
     in_loop = min(rows.count, in_loop)
-    lengths = token_byte_lengths(session.tokenizer, config.model.vocab_size) if session.tokenizer else None
 
     def over(numbers: range) -> Evaluated:
         microbatch = session.trainer.layout.microbatch
-        return evaluate(session.module, rows, numbers, microbatch, config.precision, session.group, lengths)
+        return evaluate(
+            session.module, rows, numbers, microbatch, config.precision, session.group, session.byte_lengths
+        )
 
     evaluated = over(range(in_loop))
     comparable = evaluated.loss
@@ -315,9 +351,11 @@ def validate(session: Session, step: int, last: bool) -> float:
 
 
 def save(session: Session, state: TrainingState) -> None:
-    """Writes a checkpoint, moves the pointers to it, and removes what is no longer kept."""
-    if not session.group.process.is_main:
-        return
+    """Writes a checkpoint, if the weights are worth it; one process does this.
+
+    Raises:
+        RunError: the weights are not finite, or the disk refuses; the last checkpoint is as it was.
+    """
     started = time.perf_counter()
     trainer, folder = session.trainer, session.folder
     scaler = trainer.scaler.state_dict() if trainer.scaler is not None else None
@@ -327,13 +365,14 @@ def save(session: Session, state: TrainingState) -> None:
             f"{folder}: weights are not finite after step {state.step}, so they are not saved; the last checkpoint is "
             "as it was: lower optimizer.learning_rate or set optimizer.clip_norm"
         )
-    written = write_checkpoint(folder, snapshot)
-    point(folder, "latest", written.name)
-    best = folder / f"step_{state.best_step:08d}" if state.best_step is not None else None
-    if best is not None and best.is_dir():
-        point(folder, "best", best.name)
-    remove_newer(folder, state.step)
-    retain(folder, session.config.checkpoint.keep)
+    try:
+        session.log.sync()  # a checkpoint is never newer than its metrics
+        written = publish(folder, snapshot, session.config.checkpoint.keep)
+    except OSError as error:
+        raise RunError(
+            f"{folder}: step {state.step} could not be saved ({error}); the last checkpoint is as it was: make room or "
+            "mend the disk, then --resume latest"
+        ) from error
     session.log.event(
         state.step,
         "checkpoint",
@@ -344,42 +383,12 @@ def save(session: Session, state: TrainingState) -> None:
 
 
 def finish(session: Session, state: TrainingState) -> None:
-    """Records the end, and writes and shows sample, charts and report; one process does this."""
-    log, folder = session.log, session.folder
-    log.close()
+    """Writes and shows the result; one process does this."""
+    text = None
     if session.tokenizer is not None:
-        prompt, text = sample(session, session.tokenizer)
-        log.event(state.step, "sample", prompt=prompt, text=text)
-    metrics = read_metrics(folder / METRICS)
-    log.event(
-        state.step,
-        "finished" if state.step == session.data.total_steps else "stopped",
-        seconds=state.seconds,
-        tokens=state.tokens,
-        tokens_per_second=state.tokens / state.seconds if state.seconds else None,
-        loss=float(metrics.train[-1]["loss"]) if len(metrics.train) else None,
-        validation_loss=float(metrics.validation[-1]["loss"]) if len(metrics.validation) else None,
-        best_step=state.best_step,
-        best_loss=state.best_loss,
-    )
-    report = write_report(folder)
-    for line in summary_lines(read_metrics(folder / METRICS)):
-        log.say(line)
-    if session.tokenizer is not None:
-        log.say(f"Sample: {prompt!r} goes on with {text!r}")
-    log.say(f"Report: {report} (with loss.png, grad_norm.png, learning_rate.png)")
-    log.say(f"Checkpoint: {(folder / 'latest').resolve()}")
-
-
-def sample(session: Session, tokenizer: Tokenizer) -> tuple[str, str]:
-    """Some text of the model's, after the first words of the validation data (or else the training data)."""
-    rows = session.validation or session.data.rows
-    prompt = rows.file.read(rows.start, rows.start + min(SAMPLE_PROMPT_TOKENS, rows.context)).tolist()
-    model = session.module.model.eval()
-    with torch.no_grad(), autocast(session.config.precision, session.group.process.device):
-        ids = generate(model, prompt, SAMPLE_TOKENS, temperature=0.8, top_k=50, seed=session.config.seeds.training)
-    known = tokenizer.get_vocab_size()
-    return tokenizer.decode(prompt), tokenizer.decode([number for number in ids if number < known])
+        rows, seed = session.validation or session.data.rows, session.config.seeds.training
+        text = sample_text(session.module.model, rows, session.tokenizer, session.dataset, seed)
+    finish_run(session.folder, session.log, state, session.data.total_steps, text)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ def state_at(step: int, config: GPTConfig = TINY) -> TrainingState:
         best_loss=None,
         best_step=None,
         scaler=None,
+        data="of the golden tokens",
         config={"model": dataclasses.asdict(config)},
     )
 

@@ -15,13 +15,20 @@ from safetensors.torch import load_file
 from small_checkpoints import IDS, TINY, adamw, save, state_at, train
 
 from model.gpt import build_gpt
+from training import checkpoint
 from training.checkpoint import (
+    SUPERSEDED,
+    Snapshot,
+    checkpoint_name,
     find_checkpoint,
     list_checkpoints,
+    number_of,
     point,
     problem_of,
+    publish,
     remove_newer,
     retain,
+    supersede,
     take_snapshot,
     write_checkpoint,
 )
@@ -136,6 +143,101 @@ def test_point_survives_a_dead_write_and_a_copied_folder(tmp_path: Path) -> None
     assert problem_of(copy) is None, "nothing but a step folder is deleted"
     with pytest.raises(AssertionError, match="step_00000005"):
         point(tmp_path, "best", "step_00000005")
+
+
+# Publishing
+
+
+def snapshot_at(step: int, best_step: int | None = None) -> Snapshot:
+    model = build_gpt(TINY, seed=0)
+    return take_snapshot(model, adamw(model), dataclasses.replace(state_at(step), best_step=best_step))
+
+
+def test_names_and_numbers() -> None:
+    assert checkpoint_name(617) == "step_00000617"
+    assert checkpoint_name(1_234_567_890) == "step_1234567890"
+    assert [number_of(Path("run") / name) for name in ("step_00000617", "step_9", "step_1234567890")] == [
+        617,
+        9,
+        1_234_567_890,
+    ]
+
+
+def test_publish_moves_the_pointers_and_removes_what_is_no_longer_kept(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        written = publish(tmp_path, snapshot_at(step, best_step=2), keep=2)
+        assert written == tmp_path / checkpoint_name(step)
+        assert os.readlink(tmp_path / "latest") == written.name
+        assert os.readlink(tmp_path / "best") == "step_00000002"
+    publish(tmp_path, snapshot_at(8, best_step=2), keep=2)
+    assert names_in(tmp_path) == {"step_00000002", "step_00000006", "step_00000008", "latest", "best"}
+    publish(tmp_path, snapshot_at(10, best_step=10), keep=1)
+    assert names_in(tmp_path) == {"step_00000010", "latest", "best"}
+    assert os.readlink(tmp_path / "best") == "step_00000010"
+
+
+def test_publish_without_a_best_step_makes_no_pointer(tmp_path: Path) -> None:
+    publish(tmp_path, snapshot_at(4), keep=1)
+    assert names_in(tmp_path) == {"step_00000004", "latest"}
+    publish(tmp_path, snapshot_at(8, best_step=6), keep=1)  # its folder is gone
+    assert names_in(tmp_path) == {"step_00000008", "latest"}
+
+
+def resumed_from_an_older_one(run_folder: Path) -> None:
+    """Steps 2, 4, 8 and 12, resumed from 4; best is of the past that was given up."""
+    for step in (2, 4, 8, 12):
+        save(run_folder, step)
+    point(run_folder, "best", "step_00000008")
+    supersede(run_folder, "step_00000004", ["step_00000008", "step_00000012"])
+
+
+def test_a_superseded_checkpoint_is_passed_over_but_can_be_asked_for(tmp_path: Path) -> None:
+    resumed_from_an_older_one(tmp_path)
+    reason = "superseded: the run went on from an older checkpoint"
+    found = find_checkpoint(tmp_path, "latest")
+    assert found.path.name == os.readlink(tmp_path / "latest") == "step_00000004"
+    assert found.passed_over == [("step_00000012", reason), ("step_00000008", reason)]
+    assert find_checkpoint(tmp_path, "step_00000012").path.name == "step_00000012"
+    assert problem_of(tmp_path / "step_00000012") is None, "it is whole"
+
+    supersede(tmp_path, "step_00000012", [])
+    assert not (tmp_path / "step_00000012" / SUPERSEDED).exists()
+    assert find_checkpoint(tmp_path, "latest").path.name == os.readlink(tmp_path / "latest") == "step_00000012"
+
+
+def test_a_superseded_checkpoint_that_is_written_again_counts(tmp_path: Path) -> None:
+    resumed_from_an_older_one(tmp_path)
+    publish(tmp_path, snapshot_at(8, best_step=8), keep=9)
+    assert names_in(tmp_path) == {"step_00000002", "step_00000004", "step_00000008", "latest", "best"}
+    found = find_checkpoint(tmp_path, "latest")
+    assert (found.path.name, found.passed_over) == ("step_00000008", [])
+
+
+@pytest.mark.parametrize("killed_in", ["write_checkpoint", "point", "remove_newer", "retain"])
+def test_a_kill_while_publishing_leaves_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str
+) -> None:
+    """Wherever it strikes, `latest` is of the run's own past, nothing is lost, and the next save completes the rest."""
+    resumed_from_an_older_one(tmp_path)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    snapshot = snapshot_at(6, best_step=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, killed_in, die)
+        with pytest.raises(KeyboardInterrupt):
+            publish(tmp_path, snapshot, keep=1)
+    written = killed_in != "write_checkpoint"
+    assert find_checkpoint(tmp_path, "latest").path.name == ("step_00000006" if written else "step_00000004")
+    linked = killed_in in ("remove_newer", "retain")
+    assert os.readlink(tmp_path / "latest") == ("step_00000006" if linked else "step_00000004")
+    assert problem_of(tmp_path / "latest") is None
+    assert (tmp_path / "best").exists() == linked  # the one of the past that was given up is no longer best
+    assert (tmp_path / "step_00000012").exists() == (killed_in != "retain")
+    assert (tmp_path / "step_00000002").exists()
+    publish(tmp_path, snapshot_at(7, best_step=7), keep=1)
+    assert names_in(tmp_path) == {"step_00000007", "latest", "best"}
 
 
 # Finding and keeping

@@ -176,6 +176,14 @@ def test_bits_per_byte_need_a_tokenizer(place: Workplace, command: Command, tmp_
     assert "bits per byte" not in command("evaluate", folder, tmp_path)
 
 
+def test_evaluation_does_without_the_training_file(place: Workplace, command: Command, tmp_path: Path) -> None:
+    folder = place.checkpoints / "untied"
+    data = shutil.copytree(place.datasets / "data", tmp_path / "data")
+    (data / "train.safetensors").rename(data / "validation.safetensors")
+    with_it, without = (command("evaluate", folder, datasets) for datasets in (place.datasets, tmp_path))
+    assert with_it == without
+
+
 def test_samples_differ_by_their_seed_alone(place: Workplace, command: Command) -> None:
     folder = place.checkpoints / "untied"
     arguments = ("sample", folder, PROMPT, "--datasets", place.datasets, "--tokens", 30, "--top-k", 0)

@@ -40,12 +40,12 @@ class Configs:
         """The problems that are told, each without the file that leads the message."""
         with pytest.raises(ConfigError) as caught:
             load_run_config(str(self.write(text)), overrides)
-        file = re.escape(str(self.folder / "run.yaml"))
-        one = re.fullmatch(rf"{file}: (.+)", str(caught.value))
+        where = str(self.folder / "run.yaml") + (" with --set" if overrides else "")
+        one = re.fullmatch(rf"{re.escape(where)}: (.+)", str(caught.value))
         if one:
             return [one[1]]
         first, *rest = str(caught.value).split("\n  - ")
-        assert first == f"{self.folder / 'run.yaml'} has {len(rest)} problems:"
+        assert first == f"{where} has {len(rest)} problems:"
         return rest
 
 
@@ -181,6 +181,38 @@ def test_a_problem_behind_another_is_told_with_it(configs: Configs) -> None:
     ]
 
 
+PROBLEMS = {
+    "model.n_heads=7": "model.emb_dim: must be divisible by n_heads (7), got 768",
+    "model.emb_dim=770": "model.emb_dim: must be divisible by n_heads (12), got 770",
+    "model.dropout=1": "model.dropout: must be a number from 0 to below 1, got 1.0",
+    "model.init=other": "model.init: must be 'pytorch' or 'gpt2', got 'other'",
+    "data.train_tokens=0": "data.train_tokens: must be positive, or -1 for all there is, got 0",
+    "data.epochs=0": "data.epochs: must be greater than or equal to 1, got 0",
+    "data.validation_tokens=9": "data.validation_tokens: must hold a sequence of model.context_length 1024, got 9",
+    "batch.world_size=abc": "batch.world_size: must be a valid integer, got 'abc'",
+    "precision.amp=fp17": "precision.amp: must be 'off', 'bf16' or 'fp16', got 'fp17'",
+    "optimizer.betas=[0.9]": "optimizer.betas.1: is needed",
+    "optimizer.lerning_rate=1": "optimizer.lerning_rate: unknown key; did you mean optimizer.learning_rate?",
+    "schedule.name=cosin": "schedule.name: must be one of 'constant', 'cosine', got 'cosin'",
+    "loss=5": "loss: must be a section with keys, got 5",
+    "seeds.weights=-1": "seeds.weights: must be greater than or equal to 0, got -1",
+    "evaluation.tokens=9": "evaluation.tokens: must hold a sequence of model.context_length 1024, got 9",
+    "checkpoint.keep=0": "checkpoint.keep: must be greater than or equal to 1, got 0",
+    "hub.repo=me/model": "hub.repo: uploading is not available in this version, write null",
+    "reproducibility=bitwise": "reproducibility: bitwise is not available in this version, write rounding",
+    "interventions=[no-dropuot]": "interventions: no-dropuot is not one; did you mean no-dropout?",
+}
+
+
+@pytest.mark.parametrize("one", PROBLEMS)
+def test_no_problem_hides_one_of_another_section(configs: Configs, one: str) -> None:
+    """R66: in whichever pass of the checks each of two problems shows."""
+    assert configs.problems(LEAST, one) == [PROBLEMS[one]]
+    for other, problem in PROBLEMS.items():
+        if one.partition(".")[0] != other.partition(".")[0]:
+            assert sorted(configs.problems(LEAST, one, other)) == sorted([PROBLEMS[one], problem])
+
+
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_command_refuses_before_it_does_anything(
     workplace: Workplace, monkeypatch: pytest.MonkeyPatch, processes: int
@@ -196,7 +228,7 @@ def test_the_command_refuses_before_it_does_anything(
         with pytest.raises(BlockingIOError):
             hub.accept()
     message = (
-        f"error: {config} has 3 problems:\n"
+        f"error: {config} with --set has 3 problems:\n"
         "  - model.learning_rate: unknown key; did you mean optimizer.learning_rate?\n"
         "  - optimizer.learning-rate: unknown key; did you mean optimizer.learning_rate?\n"
         "  - seeds.wieghts: unknown key; did you mean seeds.weights?\n"
@@ -485,12 +517,12 @@ def test_an_override_must_be_key_and_value(configs: Configs, override: str) -> N
         ("seeds.weights=[1", "--set seeds.weights=[1, line 1: expected ',' or ']'"),
         ("seeds.weights=*a", "--set seeds.weights=*a, line 1: found undefined alias"),
         ("seeds.weights=!!int '5'", "--set seeds.weights=!!int '5', line 1: the tag "),
-        ("seeds.weights.x=3", 'run.yaml: seeds.weights: must be a valid integer, got {"x": 3}'),
-        ("seeds.weights=", "run.yaml: seeds.weights: must be a valid integer, got null"),
-        ("seeds.weights=1=2", "run.yaml: seeds.weights: must be a valid integer, got '1=2'"),
+        ("seeds.weights.x=3", 'run.yaml with --set: seeds.weights: must be a valid integer, got {"x": 3}'),
+        ("seeds.weights=", "run.yaml with --set: seeds.weights: must be a valid integer, got null"),
+        ("seeds.weights=1=2", "run.yaml with --set: seeds.weights: must be a valid integer, got '1=2'"),
         (
             "optimizer.lr=1",
-            "run.yaml: optimizer.lr: unknown key; the keys here are optimizer.name, optimizer.learning_rate",
+            "run.yaml with --set: optimizer.lr: unknown key; the keys here are optimizer.name, optimizer.learning_rate",
         ),
     ],
 )

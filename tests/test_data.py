@@ -287,6 +287,27 @@ def test_one_file_without_ranges(tmp_path: Path) -> None:
         open_validation(config, tmp_path, data.rows)
 
 
+def test_validation_without_the_training_file(tmp_path: Path) -> None:
+    """The training file is opened only where the validation is in it, be it through a link."""
+    config = small_config(data={"train_tokens": 1024, "validation_start": 1025})
+    validation, train = tmp_path / "validation.safetensors", tmp_path / "train.safetensors"
+    with pytest.raises(UserError, match=r"train.safetensors: there is no such file"):
+        open_validation(config, tmp_path)
+    write_positions(validation, 2000)
+    assert open_validation(config, tmp_path).file.path == validation
+    train.write_bytes(b"not a token file")
+    assert open_validation(config, tmp_path).count == 121
+    train.unlink()
+    validation.rename(train)
+    for link in (None, Path.symlink_to, Path.hardlink_to):
+        if link is not None:
+            link(validation, train)
+        assert open_validation(config, tmp_path).file.path == train
+        with pytest.raises(UserError, match="overlap"):
+            open_validation(small_config(data={"train_tokens": 1024, "validation_start": 1024}), tmp_path)
+        validation.unlink(missing_ok=True)
+
+
 # Ids and the vocabulary
 
 

@@ -21,9 +21,9 @@ from training.metrics import (
     RunLog,
     StepReader,
     StepRecord,
-    cut_back,
     nonfinite_in_a_row,
 )
+from training.metrics_file import cut_back
 from training.step import StepResult
 
 GOOD = StepRecord(
@@ -99,6 +99,7 @@ def test_what_lies_behind_the_resumed_step_is_cut_off(path: Path) -> None:
 def test_each_step_stands_once_after_a_resumption(path: Path) -> None:
     """R28: the steps behind carry the new values, and the record is strictly increasing."""
     record_of_a_crash(path)
+    cut_back(path, 7)
     log = RunLog(path, True, 12, 64, None)
     log.start(7, 70.0)
     log.steps([dataclasses.replace(GOOD, step=step, loss=100.0) for step in (8, 9, 10, 11, 12)], 5.0)

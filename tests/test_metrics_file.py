@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recorded_runs import full_run, train_row, validation_row, write_run
+from recorded_runs import event, full_run, train_row, validation_row, write_run
 
 from training.errors import UserError
 from training.metrics_file import read_metrics
@@ -19,6 +19,30 @@ def test_reads_rows_in_order_with_null_as_nan(tmp_path: Path) -> None:
     assert metrics.train[6]["skipped"]
     assert metrics.validation["loss"].tolist() == [4.25, math.log(64), 4.2]
     assert [found["step"] for found in metrics.events_named("start", "resume")] == [0, 10]
+
+
+@pytest.mark.parametrize(
+    ("losses", "saved_as_best", "best"),
+    [
+        ([4.2, 4.1, 3.9], [1, 2], 2),  # the last is lower, but over more tokens
+        ([4.2, 4.1, 4.3], [1, 2, 3], 3),  # it was the best over the same tokens
+        ([4.1, 4.1, 3.9], [], 1),
+        ([None, 4.1, 3.9], [2], 2),
+        ([None, None, 3.9], [], None),
+    ],
+)
+def test_best_validation_is_the_one_that_best_points_to(
+    tmp_path: Path, losses: list[float | None], saved_as_best: list[int], best: int | None
+) -> None:
+    """With evaluation.tokens, the last validation is over all tokens, the others over the first so many."""
+    targets = [4096, 4096, 8192]
+    rows = [
+        validation_row(step, loss, target_tokens=count)
+        for step, (loss, count) in enumerate(zip(losses, targets, strict=True), start=1)
+    ]
+    saved = [event(step, "checkpoint", best=step in saved_as_best) for step in (1, 2, 3)]
+    found = read_metrics(write_run(tmp_path / "run", rows + saved) / "metrics.jsonl").best_validation()
+    assert (None if found is None else found["step"]) == best
 
 
 def test_cut_last_line_is_ignored(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def test_another_layout_is_the_same_run() -> None:
     own, other = plan("8xa100m40-baseline", 8), plan("8xa100m40-baseline", 3, microbatch=5)
     assert own[1] == "layout: 96 sequences per step = 8 processes x microbatch 12 x accumulation 1"
     assert other[1].startswith("layout: 96 sequences per step over 3 processes x microbatch 5 x accumulation 7, uneven")
-    assert other[1].endswith("(the config says 8 x 12 x 1: the same run)")
+    assert other[1].endswith("(the config says 8 x 12 x 1: the same run, but for its dropout masks)")
+    without_dropout = plan("8xa100m40-baseline", 3, "model.dropout=0", microbatch=5)
+    assert without_dropout[1] == other[1].removesuffix(", but for its dropout masks)") + ")"
     assert other[0] == own[0]
     assert other[2:4] == own[2:4] == ["learning rate: 0.0004, constant", own[3]]
 

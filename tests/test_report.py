@@ -202,6 +202,7 @@ def test_broken_config_is_named(tmp_path: Path, text: bytes) -> None:
 def test_validations_of_different_ranges_are_pointed_out(reported: Path, odd_report: str) -> None:
     sentence = "do not all cover the same tokens"
     assert sentence in odd_report
+    assert ["Best validation", "1", "4.000000", "54.60", "-", "4,096"] in cells(odd_report)
     assert sentence not in (reported / "report.md").read_text()
 
 

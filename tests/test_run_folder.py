@@ -6,20 +6,24 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import REPOSITORY
-from small_checkpoints import save
+from small_checkpoints import TINY, adamw, state_at
 from small_configs import small_config
 
+from model.gpt import build_gpt
 from training import run_folder
-from training.checkpoint import point
+from training.checkpoint import SUPERSEDED, point, publish, take_snapshot, write_checkpoint
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
-from training.run_folder import CONFIG, LOCK, begin, held, open_run, refuse_changes, saved_overrides
+from training.metrics_file import read_metrics
+from training.restore import read_state
+from training.run_folder import CONFIG, LOCK, METRICS, begin, held, open_run, refuse_changes, saved_overrides
 from training.yaml_reader import read_yaml
 
 
@@ -29,6 +33,22 @@ def start(folder: Path, config: RunConfig | None = None) -> RunConfig:
     config = config or small_config()
     begin(folder, open_run(folder, config, None, overwrite=False))
     return config
+
+
+def save(folder: Path, step: int, config: RunConfig | None = None) -> Path:
+    """Saves a checkpoint of the run; its model is not looked at here."""
+    model = build_gpt(TINY, seed=0)
+    state = replace(state_at(step), config=config_mapping(config or small_config()))
+    return write_checkpoint(folder, take_snapshot(model, adamw(model), state))
+
+
+def record(folder: Path, *steps: int) -> None:
+    """Writes a line of metrics for each step."""
+    (folder / METRICS).write_text("".join(f'{{"kind": "event", "step": {step}, "event": "x"}}\n' for step in steps))
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
 
 
 @pytest.fixture
@@ -128,10 +148,11 @@ def test_a_start_in_an_empty_folder(folder: Path) -> None:
     config = small_config(schedule={"name": "cosine"}, interventions=["no-dropout"], overrides=["seeds.weights=1"])
     with held(folder):  # its lock is no file of a run
         opening = open_run(folder, config, None, overwrite=False)
-        assert (opening.checkpoint, opening.remarks) == (None, [])
+        assert (opening.checkpoint, opening.state, opening.remarks, opening.superseded) == (None, None, [], ())
         assert os.listdir(folder) == [LOCK]
         begin(folder, opening)
-    assert sorted(os.listdir(folder)) == [LOCK, CONFIG]
+    assert names_in(folder) == [LOCK, CONFIG, METRICS]
+    assert (folder / METRICS).read_bytes() == b""
     assert (folder / CONFIG).read_text().startswith("# The resolved config of this run")
     assert config_from_mapping({"name": "run", **read_yaml(folder / CONFIG)}, "here") == config
 
@@ -140,7 +161,9 @@ def test_text_that_looks_like_a_number_stays_text(folder: Path) -> None:
     """The record is read with our own YAML, to which 1e3 is a number unless it is quoted."""
     config = small_config(data={"tokenizer": "1e3"}, init_from="12e4567", overrides=["data.tokenizer='1e3'"])
     start(folder, config)
-    save(folder, 1)
+    assert read_yaml(folder / CONFIG) == config_mapping(config)
+    save(folder, 1, config)
+    assert saved_overrides(folder, []) == ["data.tokenizer='1e3'"]
     assert open_run(folder, config, "latest", overwrite=False).checkpoint == "step_00000001"
 
 
@@ -177,11 +200,13 @@ def test_a_start_empties_the_folder_and_nothing_beyond_it(folder: Path) -> None:
     start(folder)
     point(folder, "latest", save(folder, 4).name)
     (folder / "link").symlink_to(elsewhere)
-    (folder / "metrics.jsonl").write_text("{}")
+    (folder / METRICS).write_text("of an older format")
     (folder / ".step_00000008.partial").mkdir()
+    (folder / "damaged_step_00000002_1").mkdir()
     with held(folder):
         begin(folder, open_run(folder, small_config(), None, overwrite=True))
-        assert sorted(os.listdir(folder)) == [LOCK, CONFIG]
+        assert names_in(folder) == [LOCK, CONFIG, METRICS]
+    assert (folder / METRICS).read_bytes() == b""
     assert (elsewhere / "kept").exists()
 
 
@@ -217,6 +242,8 @@ def test_latest_is_the_newest_complete_checkpoint(folder: Path) -> None:
         opening = open_run(folder, config, resume, overwrite=False)
         assert opening.checkpoint == "step_00000008"
         assert opening.remarks == ["passed over step_00000012: optimizer.safetensors missing"]
+        assert opening.superseded == ("step_00000012",)
+        assert opening.state == asdict(read_state(folder / "step_00000008"))
     with pytest.raises(UserError, match=r"step_00000012: optimizer.safetensors missing; those there are: "):
         open_run(folder, config, "step_00000012", overwrite=False)
 
@@ -231,7 +258,65 @@ def test_an_older_checkpoint_names_the_newer_ones(folder: Path) -> None:
         opening = open_run(folder, config, resume, overwrite=False)
         assert opening.checkpoint == "step_00000004"
         [remark] = opening.remarks
-        assert remark.startswith("newer checkpoints will be removed once the next one is complete: step_00000008, ")
+        newer = ("step_00000008", "step_00000012", "step_00000016")
+        assert remark == f"newer checkpoints will be removed once the next one is complete: {', '.join(newer)}"
+        assert opening.superseded == newer
+
+
+def test_a_past_that_was_given_up_is_not_resumed_again(folder: Path) -> None:
+    """Killed before its next checkpoint, a run goes on from the one that it was resumed from, unless told otherwise."""
+    config = start(folder)
+    for step in (4, 8, 12):
+        save(folder, step)
+    record(folder, *range(13))
+    begin(folder, open_run(folder, config, "step_00000004", overwrite=False))
+    assert os.readlink(folder / "latest") == "step_00000004"
+    for resume in ("latest", "auto"):
+        opening = open_run(folder, config, resume, overwrite=False)
+        assert opening.checkpoint == "step_00000004"
+        assert opening.superseded == ("step_00000008", "step_00000012")
+        reason = "superseded: the run went on from an older checkpoint"
+        assert opening.remarks == [f"passed over step_000000{step}: {reason}" for step in ("12", "08")]
+
+    begin(folder, open_run(folder, config, "step_00000008", overwrite=False))
+    assert not (folder / "step_00000008" / SUPERSEDED).exists()
+    assert os.readlink(folder / "latest") == "step_00000008"
+    assert open_run(folder, config, "latest", overwrite=False).checkpoint == "step_00000008"
+
+    model = build_gpt(TINY, seed=0)
+    state = replace(state_at(9), config=config_mapping(config))
+    publish(folder, take_snapshot(model, adamw(model), state), keep=9)
+    assert [path.name for path in sorted(folder.glob("step_*"))] == [f"step_0000000{step}" for step in (4, 8, 9)]
+    assert open_run(folder, config, "latest", overwrite=False).remarks == []
+
+
+def test_auto_starts_afresh_without_deleting_damaged_checkpoints(folder: Path) -> None:
+    """Somebody may be able to mend them; all else of the run begins anew. Only --overwrite deletes them."""
+    config = start(folder)
+    for step in (4, 8):
+        (save(folder, step) / "model.safetensors").write_bytes(b"not weights")
+    point(folder, "latest", "step_00000008")
+    record(folder, 1, 2)
+    opening = open_run(folder, config, "auto", overwrite=False)
+    assert (opening.checkpoint, opening.state, opening.superseded) == (None, None, ())
+    [remark] = opening.remarks
+    assert remark.startswith(
+        f"{folder}: there is no complete checkpoint; step_00000008: model.safetensors has 11 bytes"
+    )
+    assert remark.endswith("; starting afresh, with the old checkpoints kept under another name")
+    for _ in range(2):  # the second: started again before the first checkpoint
+        begin(folder, open_run(folder, config, "auto", overwrite=False))
+        damaged = sorted(path for path in folder.glob("damaged_*"))
+        assert [path.name[: len("damaged_step_00000000")] for path in damaged] == [
+            "damaged_step_00000004",
+            "damaged_step_00000008",
+        ]
+        assert names_in(folder) == sorted([CONFIG, METRICS, *(path.name for path in damaged)])
+        assert (damaged[0] / "model.safetensors").read_bytes() == b"not weights"
+        assert (folder / METRICS).read_bytes() == b""
+    assert open_run(folder, config, "auto", overwrite=False).remarks == []
+    begin(folder, open_run(folder, config, None, overwrite=True))
+    assert names_in(folder) == [CONFIG, METRICS]
 
 
 def test_auto_resumes_what_it_can_and_starts_otherwise(folder: Path) -> None:
@@ -248,25 +333,55 @@ def test_auto_resumes_what_it_can_and_starts_otherwise(folder: Path) -> None:
 
 
 def test_going_on_keeps_what_is_there(folder: Path) -> None:
-    """Only the record changes: it has the config that the run goes on with."""
+    """The record has the config that the run goes on with; the metrics end at the checkpoint."""
     start(folder)
     save(folder, 4)
-    (folder / "metrics.jsonl").write_text("{}")
+    record(folder, 3, 4, 5)
+    (folder / "notes.txt").write_text("mine")
     changed = small_config(checkpoint={"keep": 9}, overrides=["checkpoint.keep=9"])
     begin(folder, open_run(folder, changed, "latest", overwrite=False))
-    assert sorted(os.listdir(folder)) == [CONFIG, "metrics.jsonl", "step_00000004"]
+    assert names_in(folder) == [CONFIG, "latest", METRICS, "notes.txt", "step_00000004"]
     assert read_yaml(folder / CONFIG) == config_mapping(changed)
+    assert [event["step"] for event in read_metrics(folder / METRICS).events] == [3, 4]
 
 
-def test_a_run_whose_record_is_gone_or_damaged(folder: Path) -> None:
+def test_going_on_compares_with_what_was_computed_not_with_the_record(folder: Path) -> None:
+    """config.yaml can be edited; what a checkpoint says of itself is verified."""
     config = start(folder)
     save(folder, 4)
-    (folder / CONFIG).write_text("resolved: true\nseeds: {weights: -1}\n")
-    with pytest.raises(UserError, match=rf"^{folder / CONFIG} has 3 problems"):
-        open_run(folder, config, "latest", overwrite=False)
+    text = (folder / CONFIG).read_text()
+    assert "learning_rate: 0.0004\n" in text
+    (folder / CONFIG).write_text(text.replace("learning_rate: 0.0004\n", "learning_rate: 0.1\n"))
+    begin(folder, open_run(folder, config, "latest", overwrite=False))
+    assert (folder / CONFIG).read_text() == text
+    with pytest.raises(UserError, match=r"started with optimizer.learning_rate 0.0004, now it is 0.1; "):
+        open_run(folder, small_config(optimizer={"learning_rate": 0.1}), "latest", overwrite=False)
+
+
+DAMAGED_RECORDS = {"no YAML": "[", "no mapping": "- 1", "no list": "overrides: 3", "no texts": "overrides: [3]"}
+
+
+@pytest.mark.parametrize("damage", [None, *DAMAGED_RECORDS])
+def test_a_run_whose_record_is_gone_or_damaged(folder: Path, damage: str | None) -> None:
+    """The checkpoint has all that is compared; the --set of the start are read from the record, so its loss is told."""
+    config = start(folder)
+    save(folder, 4)
     (folder / CONFIG).unlink()
-    with pytest.raises(UserError, match=f"^{folder / CONFIG}: cannot be read"):
-        open_run(folder, config, "latest", overwrite=False)
+    if damage is not None:
+        (folder / CONFIG).write_text(DAMAGED_RECORDS[damage])
+    with pytest.raises(UserError, match=f"^{folder / CONFIG}"):
+        saved_overrides(folder, [])
+    begin(folder, open_run(folder, config, "latest", overwrite=False))
+    assert saved_overrides(folder, []) == []
+
+
+def test_a_checkpoint_whose_config_is_none(folder: Path) -> None:
+    """Written by other software: an error that names its file."""
+    start(folder)
+    model = build_gpt(TINY, seed=0)
+    write_checkpoint(folder, take_snapshot(model, adamw(model), state_at(4)))
+    with pytest.raises(UserError, match=rf"^{folder / 'step_00000004' / 'state.json'} has 2 problems"):
+        open_run(folder, small_config(), "latest", overwrite=False)
 
 
 # What may change

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from training.errors import UserError
 from training.prepare import END_OF_TEXT, train_tokenizer
-from training.tokenizer import load_tokenizer, token_byte_lengths
+from training.tokenizer import decode_known, end_of_text_id, load_tokenizer, token_byte_lengths
 
 TEXTS = [
     "Every effort moves you",
@@ -68,6 +69,28 @@ def test_bytes_are_unknown_for_a_tokenizer_that_is_not_byte_level() -> None:
     metaspace.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
     metaspace.train_from_iterator(["é a b"], trainers.BpeTrainer(show_progress=False))
     assert token_byte_lengths(metaspace, metaspace.get_vocab_size()) is None
+
+
+def test_end_of_text_is_the_recorded_one_or_gpt2s(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    description = tmp_path / "dataset.json"
+    own = tokenizer.token_to_id(END_OF_TEXT)
+    assert end_of_text_id(tokenizer, description) == own
+    for recorded, expected in ({"end_of_text": 7}, 7), ({"end_of_text": 0}, 0), ({"end_of_text": None}, own), ({}, own):
+        description.write_text(json.dumps(recorded))
+        assert end_of_text_id(tokenizer, description) == expected
+    words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    assert end_of_text_id(words, tmp_path / "missing.json") is None
+    for damaged in ("[1]", "{"):
+        description.write_text(damaged)
+        with pytest.raises(UserError, match=r"dataset\.json: is not a description of a dataset"):
+            end_of_text_id(tokenizer, description)
+
+
+def test_ids_without_a_token_have_no_text(tokenizer: Tokenizer) -> None:
+    first, *rest = tokenizer.encode(TEXTS[0]).ids
+    size = tokenizer.get_vocab_size()
+    assert decode_known(tokenizer, [size, first, size + 63, *rest, 50256]) == TEXTS[0]
+    assert decode_known(tokenizer, []) == ""
 
 
 def test_loaded_tokenizer_neither_cuts_nor_pads(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
+SUPERSEDED = "superseded"
 CONTENTS = (MODEL, OPTIMIZER, STATE)
 FOR_THE_MODEL = (MODEL, STATE)
 """What is needed to use a model, not to train it further."""
@@ -52,6 +54,7 @@ class TrainingState:
     best_loss: float | None  # lowest validation loss so far, nats per token
     best_step: int | None
     scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
+    data: str  # fingerprint of the training range
     config: dict[str, Any]  # the run's resolved config
 
 
@@ -121,7 +124,7 @@ def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
     Raises:
         OSError: the file system refused. What was there before is as it was, and trying again is safe.
     """
-    folder = run_folder / f"step_{snapshot.state.step:08d}"
+    folder = run_folder / checkpoint_name(snapshot.state.step)
     partial = run_folder / f".{folder.name}.partial"
     run_folder.mkdir(parents=True, exist_ok=True)
     for path in run_folder.iterdir():
@@ -192,22 +195,59 @@ def point(run_folder: Path, pointer: Literal["latest", "best"], name: str) -> No
     _sync(run_folder)
 
 
+def publish(run_folder: Path, snapshot: Snapshot, keep: int) -> Path:
+    """Writes a checkpoint, moves the pointers to it, and removes what is no longer kept; in this order.
+
+    Args:
+        run_folder: checkpoints/<run>.
+        snapshot: what to write; its state names the best step.
+        keep: the newest so many checkpoints stay, plus best.
+    """
+    written = write_checkpoint(run_folder, snapshot)
+    point(run_folder, "latest", written.name)
+    best = snapshot.state.best_step
+    if best is not None and (run_folder / checkpoint_name(best)).is_dir():
+        point(run_folder, "best", checkpoint_name(best))
+    remove_newer(run_folder, snapshot.state.step)
+    retain(run_folder, keep)
+    return written
+
+
+def supersede(run_folder: Path, resumed: str, newer: Collection[str]) -> None:
+    """Marks the checkpoints after the resumed one, so that `latest` does not find them should this run be killed."""
+    for name in newer:
+        (run_folder / name / SUPERSEDED).touch()
+    for folder in list_checkpoints(run_folder):
+        if number_of(folder) <= int(resumed.removeprefix("step_")):
+            (folder / SUPERSEDED).unlink(missing_ok=True)
+    point(run_folder, "latest", resumed)
+    best = run_folder / "best"
+    if best.is_symlink() and os.readlink(best) in newer:
+        best.unlink()
+
+
+def checkpoint_name(step: int) -> str:
+    """The folder of the state after `step` updates."""
+    return f"step_{step:08d}"
+
+
 def list_checkpoints(run_folder: Path) -> list[Path]:
     """Returns the folders named step_<number>, complete or not, in the order of their numbers."""
     if not run_folder.is_dir():
         return []
     folders = [path for path in run_folder.iterdir() if re.fullmatch("step_[0-9]+", path.name)]
-    return sorted((path for path in folders if path.is_dir()), key=lambda path: (_number(path), path.name))
+    return sorted((path for path in folders if path.is_dir()), key=lambda path: (number_of(path), path.name))
 
 
-def _number(folder: Path) -> int:
+def number_of(folder: Path) -> int:
+    """The step of a checkpoint's folder, by its name."""
     return int(folder.name.removeprefix("step_"))
 
 
 def remove_newer(run_folder: Path, step: int) -> None:
     """Deletes the checkpoints after `step` and a pointer to one of them; call it once `latest` is older."""
     for folder in list_checkpoints(run_folder):
-        if _number(folder) > step:
+        if number_of(folder) > step:
             shutil.rmtree(_set_aside(folder), ignore_errors=True)
     for link in (run_folder / "latest", run_folder / "best"):
         if link.is_symlink() and not link.exists():
@@ -273,7 +313,8 @@ def find_checkpoint(run_folder: Path, which: str, names: tuple[str, ...] = CONTE
 def _newest_good(run_folder: Path, checkpoints: list[Path], names: tuple[str, ...]) -> Found:
     passed_over: list[tuple[str, str]] = []
     for folder in reversed(checkpoints):
-        problem = problem_of(folder, names)
+        superseded = "superseded: the run went on from an older checkpoint"
+        problem = superseded if (folder / SUPERSEDED).exists() else problem_of(folder, names)
         if problem is None:
             return Found(folder, passed_over)
         passed_over.append((folder.name, problem))

@@ -15,8 +15,6 @@ from training.command import run_command
 from training.errors import UserError
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
     from training.config import RunConfig
     from training.evaluation import Evaluated
 
@@ -70,7 +68,7 @@ def sample(
     from training.config import REPOSITORY
     from training.distributed import Process
     from training.restore import load_model
-    from training.tokenizer import load_tokenizer
+    from training.tokenizer import decode_known, end_of_text_id, load_tokenizer
 
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
@@ -80,7 +78,6 @@ def sample(
         raise UserError("PROMPT: is empty; the model continues a text: give at least one character")
     end_of_text = end_of_text_id(vocabulary, datasets / config.data.dataset / "dataset.json")
     model = load_model(folder).to(Process.from_environment().device)
-    known = vocabulary.get_vocab_size()  # the model's vocabulary may be larger
     for index in range(number):
         if number > 1:
             print(f"--- seed {seed + index}")
@@ -90,7 +87,7 @@ def sample(
             raise UserError(
                 f"{error}; change that option, or give the model's own tokenizer.json with --tokenizer"
             ) from None
-        print(vocabulary.decode([token for token in [*ids, *added] if token < known]), flush=True)
+        print(decode_known(vocabulary, [*ids, *added]), flush=True)
 
 
 @app.command()
@@ -126,7 +123,7 @@ def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "E
     """
     import torch
 
-    from training.data import check_vocabulary, open_training_data, open_validation, provide_dataset, tokenizer_file
+    from training.data import check_vocabulary, open_validation, provide_dataset, tokenizer_file
     from training.distributed import Process
     from training.evaluation import evaluate as evaluate_rows
     from training.loss import SequenceLoss
@@ -141,8 +138,7 @@ def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "E
     torch.set_float32_matmul_precision(precision.matmul)
     module = SequenceLoss(load_model(folder).to(process.device))
     provide_dataset(config.data, datasets)
-    dataset = datasets / config.data.dataset
-    rows = open_validation(config, dataset, open_training_data(config, dataset).rows)
+    rows = open_validation(config, datasets / config.data.dataset)
     tokenizer = tokenizer_file(config.data, datasets)
     lengths = token_byte_lengths(load_tokenizer(tokenizer), config.model.vocab_size) if tokenizer else None
     with process.group() as group:
@@ -181,21 +177,6 @@ def find_tokenizer(config: "RunConfig", datasets: Path) -> Path:
     if not path.exists():
         download_tokenizer(str(config.data.tokenizer), path)
     return path
-
-
-def end_of_text_id(tokenizer: "Tokenizer", description: Path) -> int | None:
-    """The id that ends a text: the one that the dataset's description gives, or else GPT-2's, if there is one."""
-    from training.prepare import END_OF_TEXT
-
-    if description.is_file():
-        try:
-            recorded = json.loads(description.read_text(encoding="utf-8")).get("end_of_text")
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{description}: is not a description of a dataset ({error}); restore the file") from None
-        if isinstance(recorded, int):
-            return recorded
-    token: int | None = tokenizer.token_to_id(END_OF_TEXT)
-    return token
 
 
 def main() -> Never:

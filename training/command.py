@@ -26,7 +26,7 @@ def run_command(app: typer.Typer) -> Never:
     except RunError as failure:
         _end(f"error: {failure}", 1)
     except (KeyboardInterrupt, typer.Abort):
-        _end("interrupted", 130)
+        _end("interrupted", 1)
     except CommandLineError as error:
         if _speaks():
             error.show()  # type: ignore[attr-defined]
@@ -34,7 +34,8 @@ def run_command(app: typer.Typer) -> Never:
 
 
 def _speaks() -> bool:
-    return os.environ.get("RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    # Local rank: on each machine somebody must say what is wrong with that machine.
+    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
 def _end(text: str, status: int) -> Never:

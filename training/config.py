@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator, with_config
+from pydantic import BaseModel, ConfigDict, Field, model_validator, with_config
 
 from model.gpt import GPTConfig
 
@@ -195,5 +195,4 @@ class RunConfig(Section):
 
 def config_mapping(config: RunConfig) -> dict[str, Any]:
     """The resolved config as plain values, as written to config.yaml; `config_from_mapping` reads it back."""
-    mapping = TypeAdapter(RunConfig).dump_python(config, mode="json", exclude={"name"})
-    return {"resolved": True, **mapping}
+    return {"resolved": True, **config.model_dump(mode="json", exclude={"name"})}

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from typing import Any
@@ -101,8 +101,9 @@ def _problems(error: ValidationError, mended: set[str]) -> list[tuple[tuple[str,
         elif kind == "value_error":
             for text in str(item["ctx"]["error"]).split("; "):
                 sentence = ".".join((*location, text))
-                place = (*location, *text.partition(":")[0].split("."))
-                found.append((place, "" if _is_about(sentence, mended) else sentence))
+                first, *others = [(*location, *word.split(".")) for word in _words(text)]
+                found.append((first, "" if _is_about(sentence, mended) else sentence))
+                found += [(other, "") for other in others]  # of two keys that do not fit, either may be a default
         else:
             rule = _rule(kind, item["msg"], item.get("ctx", {}))
             found.append((location, f"{key}: {rule}, got {written(value)}"))
@@ -127,7 +128,7 @@ def _rule(kind: str, message: str, context: dict[str, Any]) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as its config has it, cut short."""
+    """A value as a config has it (null, true, 'text'), for a message: cut after 100 characters."""
     text = repr(str(value)) if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= 100 else f"{text[:100]}..."
 
@@ -148,7 +149,8 @@ def _nearest_key(location: tuple[str, ...]) -> str:
     return nearest(leaf, sections) or f" the keys here are {', '.join(siblings if location[1:] else sections)}"
 
 
-def nearest(name: str, names: Any) -> str:
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the one that was probably meant; empty if none is alike."""
     match = get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f" did you mean {match[0]}?" if match else ""
 
@@ -174,8 +176,13 @@ def _mend(raw: dict[str, Any], location: tuple[str, ...]) -> str:
 
 def _is_about(text: str, keys: set[str]) -> bool:
     """Whether a sentence mentions one of some keys, or a key of one of some sections."""
-    words = re.split(r"[ :;,()]+", text)
-    return any(word == key or word.startswith(f"{key}.") or key.endswith(f".{word}") for word in words for key in keys)
+    return any(
+        word == key or word.startswith(f"{key}.") or key.endswith(f".{word}") for word in _words(text) for key in keys
+    )
+
+
+def _words(text: str) -> list[str]:
+    return re.split(r"[ :;,()]+", text)
 
 
 def _copy(value: Any) -> Any:

@@ -33,7 +33,8 @@ def load_run_config(run: str, overrides: Sequence[str] = ()) -> RunConfig:
     path = _config_path(run)
     problems: list[str] = []
     raw = _resolve(path, [_split_override(override) for override in overrides], (), problems)
-    return config_from_mapping({**raw, "name": path.stem, "overrides": [*overrides]}, _shown(path), problems)
+    where = f"{_shown(path)} with --set" if overrides else _shown(path)
+    return config_from_mapping({**raw, "name": path.stem, "overrides": [*overrides]}, where, problems)
 
 
 def run_name(run: str) -> str:

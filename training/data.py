@@ -4,6 +4,7 @@ A row of context_length tokens needs one more, the target of its last token; nei
 each token of a range is an input once and a target once.
 """
 
+import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ Batch = tuple[Tensor, Tensor]
 
 LIMITS = {"U16": 2**16 - 1, "U32": 2**32 - 1, "I32": 2**31 - 1, "I64": 2**63 - 1}
 """Largest id of each type that tokens may have, by its name in a safetensors file."""
+FINGERPRINT_PIECES, FINGERPRINT_TOKENS = 64, 8192
 CHECKED_AT_ONCE = 2**23
 """Tokens in one piece of the check against the vocabulary."""
 
@@ -87,6 +89,14 @@ class Rows:
     def stop(self) -> int:
         """Offset behind the range, the last target included."""
         return self.start + self.count * self.context + 1
+
+    def fingerprint(self) -> str:
+        """A sha256 over the range's place and some of its tokens, spread evenly: cheap, and telling enough."""
+        digest = hashlib.sha256(f"{self.start} {self.stop}".encode())
+        size = min(FINGERPRINT_TOKENS, self.stop - self.start)
+        for begin in np.linspace(self.start, self.stop - size, FINGERPRINT_PIECES).astype(np.int64).tolist():
+            digest.update(self.file.read(begin, begin + size).tobytes())
+        return digest.hexdigest()
 
     def read(self, numbers: Sequence[int]) -> Batch:
         """Inputs and targets, each (B, T) int64, of the sequences with these numbers within the range."""
@@ -182,17 +192,26 @@ def open_training_data(config: RunConfig, folder: Path) -> TrainingData:
     return TrainingData(rows, config.global_batch, data.epochs, config.seeds.training if data.shuffle else None)
 
 
-def open_validation(config: RunConfig, folder: Path, train: Rows) -> Rows:
+def open_validation(config: RunConfig, folder: Path, train: Rows | None = None) -> Rows:
     """Finds the validation range: in validation.safetensors, or in train.safetensors where there is none.
+
+    Args:
+        config: the run's.
+        folder: the dataset's.
+        train: the training range, if it is open; else train.safetensors is opened only where the validation is in it.
 
     Raises:
         UserError: it does not fit its file, holds no whole sequence, or overlaps the training range.
     """
     data, context = config.data, config.model.context_length
-    path = folder / "validation.safetensors"
+    path, training = folder / "validation.safetensors", folder / "train.safetensors"
     # A link that leads nowhere is an error, and one to the training file is that file.
-    separate = os.path.lexists(path) and not (path.exists() and path.samefile(train.file.path))
-    file = TokenFile(path) if separate else train.file
+    separate = os.path.lexists(path) and not (path.exists() and training.exists() and path.samefile(training))
+    if separate:
+        train = None  # cannot overlap
+    elif train is None:
+        train = open_training_data(config, folder).rows
+    file = TokenFile(path) if train is None else train.file
     count = (
         data.validation_tokens // context
         if data.validation_tokens != -1
@@ -205,7 +224,7 @@ def open_validation(config: RunConfig, folder: Path, train: Rows) -> Rows:
             f"{rows.count:,} sequences of {context:,} + 1 for the last target), has {file.length:,}; "
             "lower data.validation_start or data.validation_tokens"
         )
-    if file is train.file and rows.start < train.stop and train.start < rows.stop:
+    if train is not None and rows.start < train.stop and train.start < rows.stop:
         raise UserError(
             f"{file.path}: the training tokens [{train.start:,}, {train.stop:,}) and the validation tokens "
             f"[{rows.start:,}, {rows.stop:,}) overlap; move data.validation_start to {train.stop:,} or later"

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 Result = TypeVar("Result")
 
@@ -91,8 +91,15 @@ class Process:
         )
         try:
             yield Group(self, dist.PrefixStore("first", store))
-        finally:
-            dist.destroy_process_group()
+        except (UserError, RunError):
+            dist.destroy_process_group()  # these are raised on every rank
+            raise
+        except BaseException:
+            # NCCL's destruction waits for the other ranks, which know nothing of this failure; torchrun ends them.
+            if self.device.type == "cpu":
+                dist.destroy_process_group()
+            raise
+        dist.destroy_process_group()
 
     def machine(self) -> str:
         """The hardware in words, for the record."""
@@ -117,13 +124,13 @@ class Group:
             per_node: done by local rank 0 of each node (a download), else by global rank 0 alone.
 
         Raises:
-            UserError: on every rank, if it was raised by the action anywhere.
+            UserError, RunError: on every rank, if it was raised by the action anywhere.
         """
         if (self.process.local_rank if per_node else self.process.rank) == 0:
             try:
                 outcome: dict[str, Any] = {"result": action()}
-            except UserError as mistake:
-                outcome = {"mistake": str(mistake)}
+            except (UserError, RunError) as error:
+                outcome = {"mistake" if isinstance(error, UserError) else "failure": str(error)}
             self.store.set(f"{name}/{self.process.node if per_node else 0}", json.dumps(outcome))
         keys = [f"{name}/{node}" for node in range(self.process.nodes if per_node else 1)]
         self.store.wait(keys, _AS_LONG_AS_IT_TAKES)
@@ -131,6 +138,8 @@ class Group:
         for outcome in outcomes:
             if "mistake" in outcome:
                 raise UserError(outcome["mistake"])
+            if "failure" in outcome:
+                raise RunError(outcome["failure"])
         result: Result = outcomes[self.process.node if per_node else 0]["result"]
         return result
 
@@ -183,8 +192,9 @@ def use_all_cores(local_world_size: int) -> None:
 
     torchrun sets OMP_NUM_THREADS to 1 for several processes, whatever the machine; any other value is the user's.
     """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_world_size > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        torch.set_num_threads(max(1, cores // local_world_size))
 
 
 def _processor_name() -> str:

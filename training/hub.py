@@ -61,21 +61,17 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
     return recorded_revision(destination) or info.sha
 
 
-def download_tokenizer(repository: str, destination_file: Path, revision: str | None = None) -> str:
+def download_tokenizer(repository: str, destination_file: Path) -> None:
     """Downloads the tokenizer.json of the model repository `repository` and puts it at `destination_file`.
-
-    Returns:
-        The sha of the commit that it comes from.
 
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with _hub_errors(f"tokenizer {repository}", revision):
+    with _hub_errors(f"tokenizer {repository}"):
         from huggingface_hub import HfApi, hf_hub_download
 
         _check_token()
-        info = HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS)
-        assert info.sha is not None, f"the Hub gave no commit for {repository}"
+        info = HfApi().model_info(repository, timeout=ANSWER_SECONDS)
         if not any(sibling.rfilename == "tokenizer.json" for sibling in info.siblings or []):
             raise UserError(
                 f"tokenizer {repository}: the repository has no tokenizer.json; no other format is read; "
@@ -83,9 +79,8 @@ def download_tokenizer(repository: str, destination_file: Path, revision: str | 
             )
         destination_file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination_file.parent, prefix=".tokenizer.partial-") as folder:
-            path = hf_hub_download(repository, "tokenizer.json", revision=info.sha, local_dir=folder)
+            path = hf_hub_download(repository, "tokenizer.json", local_dir=folder)
             os.replace(path, destination_file)
-    return info.sha
 
 
 def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:
@@ -132,7 +127,7 @@ def _check_token() -> None:
 
 
 @contextlib.contextmanager
-def _hub_errors(what: str, revision: str | None) -> Iterator[None]:
+def _hub_errors(what: str, revision: str | None = None) -> Iterator[None]:
     """Turns whatever the client raises into one UserError about `what`."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (

@@ -13,7 +13,6 @@ import torch
 from tqdm import tqdm
 
 from training.distributed import Group
-from training.errors import UserError
 from training.evaluation import Evaluated
 from training.step import StepResult
 
@@ -138,10 +137,9 @@ class RunLog:
         """Training time since the run's beginning, over resumes."""
 
     def start(self, step: int, seconds: float) -> None:
-        """Begins at a step of the run, having trained for some seconds; metrics behind that step are cut off."""
+        """Begins at a step of the run, having trained for some seconds."""
         self.seconds = seconds
         if self._is_main:
-            cut_back(self._path, step)
             self._bar = tqdm(total=self._total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)
 
     def steps(self, records: list[StepRecord], seconds: float) -> None:
@@ -168,6 +166,12 @@ class RunLog:
         """Prints a line, once, without tearing the progress bar."""
         if self._is_main:
             tqdm.write(text, file=sys.stderr)
+
+    def sync(self) -> None:
+        """Flushes what has been written to the disk."""
+        if self._is_main and self._path.exists():
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def close(self) -> None:
         """Ends the progress bar."""
@@ -214,22 +218,3 @@ class RunLog:
                 f"step {record.step:,} of {self._total_steps:,}: {loss}, {tokens_per_second:,.0f} tokens/s, "
                 f"{tqdm.format_interval(left)} left"
             )
-
-
-def cut_back(path: Path, step: int) -> None:
-    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically.
-
-    Raises:
-        UserError: naming the file and a line that is no record.
-    """
-    kept = []
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            if line.endswith("\n") and json.loads(line)["step"] <= step:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text("".join(kept), encoding="utf-8")
-    os.replace(beside, path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,9 +57,17 @@ class Metrics:
         return [event for event in self.events if event["event"] in names]
 
     def best_validation(self) -> np.void | None:
-        """The validation row of the lowest loss (the earliest, if several share it); None without one."""
-        finite = self.validation[np.isfinite(self.validation["loss"])]
-        best: np.void | None = finite[np.argmin(finite["loss"])] if len(finite) else None
+        """The validation row of the lowest loss (the earliest, if several share it); None without one.
+
+        Only rows over as many targets as the first are compared: the last is over all there is, those in the loop
+        over `evaluation.tokens`. Whether such a last step was the best is in the event of its checkpoint.
+        """
+        rows = self.validation[np.isfinite(self.validation["loss"])]
+        alike = rows["target_tokens"] == self.validation["target_tokens"][:1]
+        saved = [event["step"] for event in self.events_named("checkpoint") if event.get("best")]
+        wider = rows[~alike & np.isin(rows["step"], saved)]
+        candidates = wider[-1:] if len(wider) else rows[alike]
+        best: np.void | None = candidates[np.argmin(candidates["loss"])] if len(candidates) else None
         return best
 
     def bad_steps(self) -> tuple[list[int], list[int]]:
@@ -132,3 +141,22 @@ def _value(row: dict[str, Any], name: str, wanted: type) -> Any:
     if type(value) not in types or abs(value) > largest:
         raise ValueError(f"{name} must be a finite {wanted.__name__}, got {value!r}")
     return value
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically.
+
+    Raises:
+        UserError: naming the file and a line that is no record.
+    """
+    kept = []
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_bytes(b"".join(kept))
+    os.replace(beside, path)

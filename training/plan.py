@@ -25,7 +25,7 @@ def plan_lines(config: RunConfig, layout: Layout, total_steps: int | None, devic
     precision = "float32" if config.precision.amp == "off" else f"{config.precision.amp} autocast"
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
-        f"layout: {describe(layout, config.batch)}",
+        f"layout: {describe(layout, config.batch, config.model.dropout)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, on {device}",
         f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",

@@ -137,7 +137,10 @@ def _result_section(metrics: Metrics) -> list[str]:
     titles = ("", "Step", "Loss (nats per token)", "Perplexity", "Bits per byte", "Target tokens")
     section = ["## Result", "", *_table(titles, rows)]
     if len(np.unique(metrics.validation["target_tokens"])) > 1:
-        note = "The validations do not all cover the same tokens: compare those with the same number."
+        note = (
+            "The validations do not all cover the same tokens: compare losses with the same number. "
+            "Which step is the best was decided over those of the first validation."
+        )
         section += ["", note]
     return section
 

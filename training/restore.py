@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.checkpoint import FOR_THE_MODEL, MODEL, OPTIMIZER, STATE, TrainingState, bare_module, problem_of
+from training.distributed import Group
 from training.errors import UserError
 
 # Which config key a saved shape contradicts, by parameter and axis.
@@ -140,3 +141,18 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
     if saved:
         raise UserError(f"{path}: {min(saved)}: no parameter of this name is trained")
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def broadcast_optimizer(optimizer: torch.optim.AdamW, group: Group) -> None:
+    """Hands rank 0's optimizer state to the others, which need no access to its disk. Every rank must call this."""
+    parameters = [parameter for settings in optimizer.param_groups for parameter in settings["params"]]
+    if not group.first("optimizer state", lambda: bool(optimizer.state)):
+        return  # a checkpoint from before the first update
+    for parameter in parameters:
+        if not group.process.is_main:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        group.broadcast(optimizer.state[parameter][kind] for kind in ("step", "exp_avg", "exp_avg_sq"))

@@ -6,14 +6,15 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import find_checkpoint, list_checkpoints, problem_of
+from training.checkpoint import find_checkpoint, list_checkpoints, number_of, supersede
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
+from training.metrics_file import cut_back
 from training.restore import read_state
 from training.yaml_reader import read_yaml, yaml_text
 
@@ -35,6 +36,12 @@ class Opening:
     """The run's config, as `config_mapping` makes it."""
     remarks: list[str]
     """What the user should know, a sentence each."""
+    state: dict[str, Any] | None = None
+    """The checkpoint's TrainingState."""
+    superseded: tuple[str, ...] = ()
+    """Checkpoints after the one to go on from: no longer this run's, removed once its next one is complete."""
+    keeps_damaged: bool = False
+    """Whether checkpoints that cannot be used are put aside at the start, instead of deleted."""
 
 
 @contextmanager
@@ -53,31 +60,41 @@ def held(folder: Path) -> Iterator[None]:
         ) from None
     with lock:
         deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_LOCK
-        while not _locked(lock.fileno()):
+        while not _locked(lock.fileno(), folder):
             if time.monotonic() > deadline:
                 raise UserError(f"{folder}: another process is training this run; wait for it or stop it first")
             time.sleep(0.1)
-        if not (folder / LOCK).exists():  # removed by the one that held it, below
+        try:
+            same = os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
+        except OSError:
+            same = False
+        if not same:  # the one that held it has removed it, below
             raise UserError(f"{folder}: the process that had this run has just given up; start again")
         try:
             yield
         finally:
-            if [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it: leave no empty folder
+            if folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
                 (folder / LOCK).unlink()
                 folder.rmdir()
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, folder: Path) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise UserError(
+            f"{folder}: its file system has no locks ({error.strerror}); choose another folder with --output"
+        ) from None
     return True
 
 
 def saved_overrides(folder: Path, fresh: Sequence[str]) -> list[str]:
     """The --set of a run's start and of its resumption: they stay part of the run; the later of a key counts."""
     saved = read_yaml(folder / CONFIG).get("overrides", []) if list_checkpoints(folder) else []
+    if not isinstance(saved, list) or not all(isinstance(item, str) for item in saved):
+        raise UserError(f"{folder / CONFIG}: overrides: must be a list of KEY=VALUE texts; restore the line")
     by_key = {override.partition("=")[0].strip(): override for override in [*saved, *fresh]}
     return list(by_key.values())
 
@@ -95,25 +112,31 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         UserError: it can neither start nor go on as asked.
     """
     checkpoints = list_checkpoints(folder)
-    holds_run = bool(checkpoints) or (folder / CONFIG).exists()
+    holds_run = bool(checkpoints) or any((folder / name).exists() for name in (CONFIG, METRICS))
+    found, remarks = None, []
     if resume == "auto":
-        whole = any(problem_of(checkpoint) is None for checkpoint in reversed(checkpoints))
-        resume, overwrite = ("latest", False) if whole else (None, holds_run)
-    if resume is None:
+        try:
+            found = find_checkpoint(folder, "latest")
+        except UserError as none_is_good:
+            overwrite = holds_run
+            if checkpoints:
+                remarks = [f"{none_is_good}; starting afresh, with the old checkpoints kept under another name"]
+    elif resume is not None:
+        found = find_checkpoint(folder, resume)
+    if found is None:
         if not overwrite and any(folder.glob("[!.]*")):
             what = "a run already; go on with --resume latest" if holds_run else "other files; choose another --output"
             raise UserError(f"{folder}: holds {what}, or start again with --overwrite (which deletes all of it)")
-        return Opening(None, config_mapping(config), [])
-    found = find_checkpoint(folder, resume)
+        return Opening(None, config_mapping(config), remarks, keeps_damaged=resume == "auto")
     remarks = [f"passed over {name}: {reason}" for name, reason in found.passed_over]
-    step = read_state(found.path).step
-    newer = [path.name for path in checkpoints if int(path.name.removeprefix("step_")) > step]
-    newer = [name for name in newer if name not in dict(found.passed_over)]
+    state = read_state(found.path)
+    superseded = tuple(path.name for path in checkpoints if number_of(path) > state.step)
+    newer = [name for name in superseded if name not in dict(found.passed_over)]
     if newer:
         remarks.append(f"newer checkpoints will be removed once the next one is complete: {', '.join(newer)}")
-    saved = config_from_mapping({"name": config.name, **read_yaml(folder / CONFIG)}, str(folder / CONFIG))
+    saved = config_from_mapping({"name": config.name, **state.config}, str(found.path / "state.json"))
     refuse_changes(saved, config, folder)
-    return Opening(found.path.name, config_mapping(config), remarks)
+    return Opening(found.path.name, config_mapping(config), remarks, asdict(state), superseded)
 
 
 def refuse_changes(saved: RunConfig, now: RunConfig, folder: Path) -> None:
@@ -138,19 +161,29 @@ def refuse_changes(saved: RunConfig, now: RunConfig, folder: Path) -> None:
 
 
 def begin(folder: Path, opening: Opening) -> None:
-    """Makes the folder ready: emptied for a start, with the resolved config in any case."""
+    """Makes the folder ready: emptied for a start, cut back for a resumption, with the resolved config."""
     if opening.checkpoint is None:
-        for path in folder.iterdir():
-            if path.name == LOCK:
-                continue
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        _empty(folder, opening.keeps_damaged)
+    else:
+        supersede(folder, opening.checkpoint, opening.superseded)
     beside = folder / f".{CONFIG}.new"
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
     beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
+    cut_back(folder / METRICS, opening.state["step"] if opening.state else 0)
+
+
+def _empty(folder: Path, keeps_damaged: bool) -> None:
+    damaged = list_checkpoints(folder) if keeps_damaged else []
+    for path in damaged:
+        path.rename(folder / f"damaged_{path.name}_{time.time_ns()}")
+    for path in folder.iterdir():
+        if path.name == LOCK or (keeps_damaged and path.name.startswith("damaged_")):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:

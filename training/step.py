@@ -139,7 +139,7 @@ def autocast(precision: Precision, device: torch.device) -> torch.autocast:
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copies a tensor to the device, on a GPU without waiting for it."""
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+    return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 def _statistics(losses: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,6 +1,7 @@
-"""Reads a tokenizer and knows how many bytes each of its tokens stands for."""
+"""Reads a tokenizer, and knows its end of text and how many bytes each of its tokens stands for."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from training.errors import UserError
+from training.prepare import END_OF_TEXT
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -27,6 +29,33 @@ def load_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def end_of_text_id(tokenizer: Tokenizer, description: Path) -> int | None:
+    """The id that ends a text: the one in the dataset's description, or else that of GPT-2's token, if there is one.
+
+    Args:
+        tokenizer: the dataset's.
+        description: the dataset's dataset.json; it need not exist.
+
+    Raises:
+        UserError: the description is damaged.
+    """
+    if description.is_file():
+        try:
+            recorded = json.loads(description.read_text(encoding="utf-8")).get("end_of_text")
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{description}: is not a description of a dataset ({error}); restore the file") from None
+        if isinstance(recorded, int):
+            return recorded
+    token: int | None = tokenizer.token_to_id(END_OF_TEXT)
+    return token
+
+
+def decode_known(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    """The text of some ids; those that the tokenizer lacks are left out, as the model's vocabulary may be larger."""
+    text: str = tokenizer.decode([token for token in ids if tokenizer.id_to_token(token) is not None])
+    return text
 
 
 def token_byte_lengths(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.int64] | None:

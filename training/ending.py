@@ -1,0 +1,71 @@
+"""The end of a run: its last records, a sample, charts and report."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from model.generation import generate
+from model.gpt import GPT
+from training.checkpoint import TrainingState
+from training.data import Rows
+from training.metrics import RunLog
+from training.metrics_file import read_metrics
+from training.report import summary_lines, write_report
+from training.tokenizer import decode_known, end_of_text_id
+
+SAMPLE_PROMPT_TOKENS = 16
+SAMPLE_TOKENS = 80
+
+
+def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int, text: tuple[str, str] | None) -> None:
+    """Records how far the run came, and writes and shows its result; one process does this.
+
+    Args:
+        folder: checkpoints/<run>.
+        log: of the run.
+        state: as of its last step.
+        total_steps: that it was to have.
+        text: a prompt and how the model goes on; None without a tokenizer.
+    """
+    log.close()
+    if text is not None:
+        log.event(state.step, "sample", prompt=text[0], text=text[1])
+    metrics = read_metrics(folder / "metrics.jsonl")
+    log.event(
+        state.step,
+        "finished" if state.step == total_steps else "stopped",
+        seconds=state.seconds,
+        tokens=state.tokens,
+        tokens_per_second=state.tokens / state.seconds if state.seconds else None,
+        loss=float(metrics.train[-1]["loss"]) if len(metrics.train) else None,
+        validation_loss=float(metrics.validation[-1]["loss"]) if len(metrics.validation) else None,
+        best_step=state.best_step,
+        best_loss=state.best_loss,
+    )
+    report = write_report(folder)
+    for line in summary_lines(read_metrics(folder / "metrics.jsonl")):
+        log.say(line)
+    if text is not None:
+        log.say(f"Sample: {text[0]!r} goes on with {text[1]!r}")
+    log.say(f"Report: {report} (with loss.png, grad_norm.png, learning_rate.png)")
+    log.say(f"Checkpoint: {(folder / 'latest').resolve()}")
+
+
+def is_finished(folder: Path) -> bool:
+    """Whether the end of the run has been recorded; a resumption cuts back what was recorded behind it."""
+    events = [event["event"] for event in read_metrics(folder / "metrics.jsonl").events]
+    return "finished" in events
+
+
+def sample_text(model: GPT, rows: Rows, tokenizer: Tokenizer, dataset: Path, seed: int) -> tuple[str, str]:
+    """Some text of the model's, in float32, after the first words of a range of data.
+
+    Returns:
+        The prompt, and how it goes on.
+    """
+    prompt = rows.file.read(rows.start, rows.start + min(SAMPLE_PROMPT_TOKENS, rows.context)).tolist()
+    end_of_text = end_of_text_id(tokenizer, dataset / "dataset.json")
+    with torch.no_grad():
+        ids = generate(model, prompt, SAMPLE_TOKENS, 0.8, 50, seed, end_of_text)
+    return decode_known(tokenizer, prompt), decode_known(tokenizer, ids)
