@@ -8,7 +8,6 @@ The functions stand in the order in which a run goes through them.
 """
 
 import math
-import os
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -52,10 +51,11 @@ from training.evaluation import Evaluated, evaluate
 from training.layout import Layout, describe, plan_layout
 from training.loss import SequenceLoss
 from training.metrics import MOST_NONFINITE_IN_A_ROW, RunLog, StepReader, StepRecord, nonfinite_in_a_row
+from training.metrics_file import cut_back
 from training.optimizer import build_optimizer
 from training.plan import plan_lines
 from training.restore import broadcast_optimizer, load_optimizer, load_weights
-from training.run_folder import METRICS, Opening, begin, held, open_run, saved_overrides
+from training.run_folder import METRICS, Opening, begin, begun_by_this_launch, held, open_run, saved_overrides
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
 
@@ -88,7 +88,7 @@ def main(
         raise UserError("--resume and --overwrite exclude each other: give one of them")
     folder = (output or REPOSITORY / "checkpoints") / run_name(run)
     fresh = overrides or []
-    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
+    if begun_by_this_launch(folder):
         resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
     config = load_run_config(run, saved_overrides(folder, fresh) if resume else fresh)
     process = Process.from_environment()
@@ -116,8 +116,11 @@ def main(
             announce(session, opening, state)
             state = train(session, state, stop)
         elif group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder)):
-            session.log.say(f"{folder}: nothing left to do, {state.step:,} of {stop:,} steps are done")
+            total = session.data.total_steps
+            session.log.say(f"{folder}: nothing left to do, {state.step:,} of {total:,} steps are done")
             return
+        else:  # killed between its last checkpoint and the end
+            group.first("mend", lambda: cut_back(folder / METRICS, state.step))
         group.first("finish", lambda: finish(session, state))
 
 

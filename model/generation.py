@@ -78,5 +78,5 @@ def _next_id(logits: Tensor, temperature: float, top_k: int | None, generator: t
         return int(logits.argmax())
     likeliest, candidates = logits.topk(min(top_k or len(logits), len(logits)))  # (K,) each, descending
     # Relative to the largest, or a tiny temperature would overflow to infinity minus infinity.
-    probabilities = ((likeliest - likeliest[0]) / temperature).softmax(dim=0)
+    probabilities = ((likeliest - likeliest[0]).double() / temperature).softmax(dim=0)
     return int(candidates[torch.multinomial(probabilities, 1, generator=generator)])

@@ -243,6 +243,56 @@ def test_a_restart_by_torchrun_keeps_what_there_is(workplace: Workplace, monkeyp
     ]  # fmt: skip
 
 
+def test_a_restart_by_torchrun_repeats_a_refusal(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this launch has not begun is not its to go on with."""
+    config = workplace.write_config(evaluation={"every": None})
+    workplace.train_here(config, stop_after=5)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    with pytest.raises(UserError, match="holds a run already"):
+        workplace.train_here(config)
+    with pytest.raises(UserError, match="step_00000003"):
+        workplace.train_here(config, resume="step_00000003")
+
+
+def test_the_range_that_best_is_judged_by_stays(workplace: Workplace) -> None:
+    """evaluation.every may change on resume, evaluation.tokens not: losses over different ranges do not compare."""
+    config = workplace.write_config()
+    workplace.train_here(config, stop_after=4, overrides=["evaluation.every=1"])
+    workplace.train_here(config, stop_after=6, resume="latest", overrides=["evaluation.every=2"])
+    with pytest.raises(UserError, match=r"evaluation\.tokens None, now it is 64"):
+        workplace.train_here(config, resume="latest", overrides=["evaluation.tokens=64"])
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_metrics_that_are_gone_are_told(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    """The run goes on, but not in silence; its config comes from the checkpoint."""
+    config = workplace.write_config()
+    run = workplace.train_here(config, stop_after=5, overrides=["optimizer.learning_rate=1e-3"])
+    (run.folder / "metrics.jsonl").unlink()
+    (run.folder / "config.yaml").unlink()
+    if content is not None:
+        (run.folder / "metrics.jsonl").write_text(content)
+    again = workplace.train_here(config, resume="latest", stop_after=6)
+    assert "lacks 5 of the 5 steps so far" in capsys.readouterr().err
+    assert again.of_kind("train")[0]["learning_rate"] == 1e-3
+
+
+def test_foreign_files_are_not_ours_to_delete(workplace: Workplace) -> None:
+    """A start refuses a folder with other files, hidden ones too; auto leaves them alone."""
+    config = workplace.write_config()
+    folder = workplace.checkpoints / "run"
+    folder.mkdir(parents=True)
+    (folder / ".env").write_text("mine")
+    with pytest.raises(UserError, match="holds other files"):
+        workplace.train_here(config)
+    (folder / "metrics.jsonl").write_text("")
+    workplace.train_here(config, resume="auto", stop_after=1)
+    assert (folder / ".env").read_text() == "mine"
+
+
 def test_other_data_are_refused_on_resume(workplace: Workplace) -> None:
     """The config can stay the same while the dataset does not: another revision, or prepared on another machine."""
     config = workplace.write_config()
@@ -259,7 +309,7 @@ def test_a_run_killed_before_its_report_gets_it(workplace: Workplace) -> None:
     (run.folder / "report.md").unlink()
     lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     assert '"finished"' in lines[-1]
-    (run.folder / "metrics.jsonl").write_text("".join(lines[:-1]))
+    (run.folder / "metrics.jsonl").write_text("".join(lines)[:-20])  # in the middle of writing it
     workplace.train_here(config, resume="latest")
     assert (run.folder / "report.md").exists()
     assert run.of_kind("event")[-1]["event"] == "finished"

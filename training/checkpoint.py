@@ -279,7 +279,7 @@ def problem_of(folder: Path, names: tuple[str, ...] = CONTENTS) -> str | None:
                 return f"{name} is damaged: its sha256 is not the one in {MANIFEST}"
     except OSError as error:
         return f"cannot be read ({error})"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{MANIFEST} is damaged: it does not give the size and sha256 of each file"
     return None
 

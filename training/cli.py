@@ -56,7 +56,9 @@ def sample(
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Draw among so many likeliest tokens; 0 = among all.")] = 50,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most; the end of the text comes first.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first text's draws; the next text has the next.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**62, help="Of the first text's draws; the next text has the next.")
+    ] = 0,
     number: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
     datasets: Annotated[
@@ -73,6 +75,8 @@ def sample(
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
     vocabulary = load_tokenizer(tokenizer or find_tokenizer(config, datasets))
+    if prompt != prompt.encode("utf-8", "replace").decode("utf-8"):
+        raise UserError("PROMPT: is not UTF-8 text; give it in UTF-8")
     ids = vocabulary.encode(prompt, add_special_tokens=False).ids
     if not ids:
         raise UserError("PROMPT: is empty; the model continues a text: give at least one character")

@@ -16,6 +16,8 @@ from training.yaml_reader import parse_yaml, read_yaml
 CONFIGS = REPOSITORY / "configs"
 INTERVENTIONS = CONFIGS / "interventions.yaml"
 
+LONGEST_NAME = 200
+
 RECORD = ("name", "overrides", "resolved")
 """Keys that the tool writes into a run's config.yaml; no config that a person writes has them."""
 
@@ -54,6 +56,8 @@ def _config_path(run: str, key: str = "") -> Path:
                 f"{key}{run}: there is no such file; give a YAML file or the name of a config in configs/"
             )
         return path
+    if len(run) > LONGEST_NAME:
+        raise ConfigError(f"{key}{run[:50]}...: is no name of a config; a name has at most {LONGEST_NAME} characters")
     path = CONFIGS / f"{run}.yaml"
     if not path.is_file():
         names = sorted(found.stem for found in CONFIGS.glob("*.yaml") if found != INTERVENTIONS)

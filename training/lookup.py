@@ -50,7 +50,10 @@ def _places(name: str, checkpoints: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").is_file() or bool(list_checkpoints(folder))
+    try:
+        return (folder / "metrics.jsonl").is_file() or bool(list_checkpoints(folder))
+    except OSError:  # a name too long for the file system
+        return False
 
 
 def _remedy(checkpoints: Path) -> str:

@@ -160,3 +160,12 @@ def cut_back(path: Path, step: int) -> None:
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(b"".join(kept))
     os.replace(beside, path)
+
+
+def recorded_steps(path: Path, step: int) -> int:
+    """How many of the first `step` steps a metrics.jsonl holds; 0 if it is not there or not readable."""
+    try:
+        train = read_metrics(path).train
+    except UserError:  # cut_back names what is wrong
+        return 0
+    return int((train["step"] <= step).sum())

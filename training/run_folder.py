@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -14,16 +15,22 @@ from training.checkpoint import find_checkpoint, list_checkpoints, number_of, su
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
-from training.metrics_file import cut_back
+from training.metrics_file import cut_back, recorded_steps
 from training.restore import read_state
-from training.yaml_reader import read_yaml, yaml_text
+from training.yaml_reader import yaml_text
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 LOCK = ".lock"
 SECONDS_TO_WAIT_FOR_LOCK = 5.0
-MAY_CHANGE = ("evaluation", "checkpoint", "hub", "overrides")
-"""Sections that a resumed run may have otherwise: they say what is recorded, not what is computed."""
+LAUNCH = ".launch"
+MAY_CHANGE = ("evaluation.every", "checkpoint", "hub", "overrides")
+"""Keys that a resumed run may have otherwise: they say when something is recorded, not what is computed."""
+OURS = re.compile(
+    r"step_\d+|latest|best|config\.yaml|metrics\.jsonl|report\.md|(loss|grad_norm|learning_rate)\.png"
+    r"|\.(lock|launch)|\..*\.(new|partial|old)"
+)
+"""Names that a run's folder has from us."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +47,8 @@ class Opening:
     """The checkpoint's TrainingState."""
     superseded: tuple[str, ...] = ()
     """Checkpoints after the one to go on from: no longer this run's, removed once its next one is complete."""
-    keeps_damaged: bool = False
-    """Whether checkpoints that cannot be used are put aside at the start, instead of deleted."""
+    keeps_others: bool = False
+    """Whether a start leaves foreign files alone, and puts checkpoints that cannot be used aside."""
 
 
 @contextmanager
@@ -92,9 +99,13 @@ def _locked(descriptor: int, folder: Path) -> bool:
 
 def saved_overrides(folder: Path, fresh: Sequence[str]) -> list[str]:
     """The --set of a run's start and of its resumption: they stay part of the run; the later of a key counts."""
-    saved = read_yaml(folder / CONFIG).get("overrides", []) if list_checkpoints(folder) else []
-    if not isinstance(saved, list) or not all(isinstance(item, str) for item in saved):
-        raise UserError(f"{folder / CONFIG}: overrides: must be a list of KEY=VALUE texts; restore the line")
+    saved: list[str] = []
+    for checkpoint in reversed(list_checkpoints(folder)):
+        try:
+            saved = list(read_state(checkpoint).config["overrides"])
+            break
+        except (UserError, KeyError, TypeError):  # damaged: open_run says so, if it is the one wanted
+            continue
     by_key = {override.partition("=")[0].strip(): override for override in [*saved, *fresh]}
     return list(by_key.values())
 
@@ -124,10 +135,10 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     elif resume is not None:
         found = find_checkpoint(folder, resume)
     if found is None:
-        if not overwrite and any(folder.glob("[!.]*")):
+        if not overwrite and any(not _is_trifle(path) for path in _entries(folder)):
             what = "a run already; go on with --resume latest" if holds_run else "other files; choose another --output"
             raise UserError(f"{folder}: holds {what}, or start again with --overwrite (which deletes all of it)")
-        return Opening(None, config_mapping(config), remarks, keeps_damaged=resume == "auto")
+        return Opening(None, config_mapping(config), remarks, keeps_others=resume == "auto")
     remarks = [f"passed over {name}: {reason}" for name, reason in found.passed_over]
     state = read_state(found.path)
     superseded = tuple(path.name for path in checkpoints if number_of(path) > state.step)
@@ -136,6 +147,9 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         remarks.append(f"newer checkpoints will be removed once the next one is complete: {', '.join(newer)}")
     saved = config_from_mapping({"name": config.name, **state.config}, str(found.path / "state.json"))
     refuse_changes(saved, config, folder)
+    lacking = state.step - recorded_steps(folder / METRICS, state.step)
+    if lacking:
+        remarks.append(f"{folder / METRICS}: lacks {lacking:,} of the {state.step:,} steps so far; charts will too")
     return Opening(found.path.name, config_mapping(config), remarks, asdict(state), superseded)
 
 
@@ -149,7 +163,7 @@ def refuse_changes(saved: RunConfig, now: RunConfig, folder: Path) -> None:
     """
     before, after = _flat(config_mapping(saved)), _flat(config_mapping(now))
     for key in sorted(before.keys() | after.keys()):
-        if key.split(".")[0] in MAY_CHANGE or before.get(key) == after.get(key):
+        if key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE or before.get(key) == after.get(key):
             continue
         same_batch = saved.global_batch == now.global_batch and now.loss.reduction != "microbatch_mean"
         if key.startswith("batch.") and same_batch:
@@ -161,24 +175,55 @@ def refuse_changes(saved: RunConfig, now: RunConfig, folder: Path) -> None:
 
 
 def begin(folder: Path, opening: Opening) -> None:
-    """Makes the folder ready: emptied for a start, cut back for a resumption, with the resolved config."""
+    """Makes the folder ready: emptied for a start, cut back for a resumption, with the resolved config.
+
+    Raises:
+        UserError: something in the folder cannot be changed.
+    """
+    try:
+        _begin(folder, opening)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written ({error}); make it writable, or use --output") from None
+
+
+def _begin(folder: Path, opening: Opening) -> None:
     if opening.checkpoint is None:
-        _empty(folder, opening.keeps_damaged)
+        _empty(folder, opening.keeps_others)
     else:
         supersede(folder, opening.checkpoint, opening.superseded)
     beside = folder / f".{CONFIG}.new"
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
     beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
+    (folder / LAUNCH).write_text(launch())
     cut_back(folder / METRICS, opening.state["step"] if opening.state else 0)
 
 
-def _empty(folder: Path, keeps_damaged: bool) -> None:
-    damaged = list_checkpoints(folder) if keeps_damaged else []
-    for path in damaged:
+def launch() -> str:
+    """What is the same for all restarts by one torchrun, and differs for the next torchrun."""
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}"
+
+
+def begun_by_this_launch(folder: Path) -> bool:
+    """Whether torchrun has restarted what it had begun itself."""
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return restarted and (folder / LAUNCH).is_file() and (folder / LAUNCH).read_text() == launch()
+
+
+def _is_trifle(path: Path) -> bool:
+    """Whether it is a hidden file of ours, which may lie there before a run has begun."""
+    return path.name.startswith(".") and OURS.fullmatch(path.name) is not None
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _empty(folder: Path, keeps_others: bool) -> None:
+    for path in list_checkpoints(folder) if keeps_others else []:
         path.rename(folder / f"damaged_{path.name}_{time.time_ns()}")
-    for path in folder.iterdir():
-        if path.name == LOCK or (keeps_damaged and path.name.startswith("damaged_")):
+    for path in _entries(folder):
+        if path.name == LOCK or (keeps_others and not OURS.fullmatch(path.name)):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
