@@ -8,6 +8,7 @@ The functions stand in the order in which a run goes through them.
 """
 
 import math
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -173,6 +174,8 @@ def build(
     torch.set_float32_matmul_precision(config.precision.matmul)
     dataset = datasets / config.data.dataset
     source = group.first("source", lambda: weights_to_start_from(config, folder, opening))
+    if process.is_main and not dataset.is_dir():
+        print(f"{dataset}: is not there yet, preparing or downloading it", file=sys.stderr, flush=True)
     revision = group.first("dataset", lambda: provide_dataset(config.data, datasets), per_node=True)
     data, validation = open_data(config, dataset, group)
     tokenizer_path = tokenizer_file(config.data, datasets)

@@ -18,7 +18,11 @@ from training.config_file import load_run_config
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 INTERVENTIONS = REPOSITORY / "configs" / "interventions.yaml"
-NAMES = sorted(path.stem for path in INTERVENTIONS.parent.glob("*.yaml") if path != INTERVENTIONS)
+# Those in git: a user's own lie in the same folder.
+SHIPPED = subprocess.run(
+    ["git", "ls-files", "configs/*.yaml"], cwd=REPOSITORY, capture_output=True, text=True, check=True
+).stdout.split()
+NAMES = sorted(Path(name).stem for name in SHIPPED if Path(name).name != INTERVENTIONS.name)
 BASELINE = "8xa100m40-baseline"
 
 CLIPPING = {"optimizer.clip_norm": 3.5}

@@ -23,11 +23,12 @@ def plan_lines(config: RunConfig, layout: Layout, total_steps: int | None, devic
         steps = f"{total_steps:,} steps of {tokens:,} tokens: {total_steps * tokens:,} tokens"
     interventions = f" with {', '.join(config.interventions)}" if config.interventions else ""
     precision = "float32" if config.precision.amp == "off" else f"{config.precision.amp} autocast"
+    refused = " (refused here: fp16 needs a GPU)" if (config.precision.amp, device) == ("fp16", "cpu") else ""
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
         f"layout: {describe(layout, config.batch, config.model.dropout)}",
         f"learning rate: {_schedule(config, total_steps)}",
-        f"precision: {precision}, float32 products {config.precision.matmul}, on {device}",
+        f"precision: {precision}, float32 products {config.precision.matmul}, on {device}{refused}",
         f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
     ]
 
