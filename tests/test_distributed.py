@@ -108,6 +108,7 @@ def mistake_of(action: Callable[[], Any]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 def test_four_processes_on_two_nodes_meet() -> None:
     """`first` acts once, or once a node; every rank has the result, or the mistake, wherever it was made."""
     for rank, found in enumerate(on_ranks(4, meet, nodes=2)):

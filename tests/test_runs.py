@@ -125,7 +125,7 @@ def test_same_run_on_any_number_of_processes(workplace: Workplace) -> None:
 
 @pytest.mark.slow
 def test_stop_after_any_step_and_resume(workplace: Workplace) -> None:
-    """R31, R33: stopped after a step of 16, at and between evaluations, the lines of metrics.jsonl and the weights are those of no stop."""
+    """R31, R33: stopped after a step of 16, metrics.jsonl and the weights are those of no stop."""
     config = workplace.write_config(
         data={"train_tokens": 16 * 512, "shuffle": True, "epochs": 1},
         model={"dropout": 0.1},
@@ -204,6 +204,7 @@ def test_resume_where_there_is_nothing(workplace: Workplace) -> None:
     assert len(workplace.train_here(config, resume="auto", stop_after=1).losses) == 1
 
 
+@pytest.mark.slow
 def test_resume_from_best_drops_what_came_later(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     """R28: newer checkpoints are named, kept until a new one is complete; each step stands once in the metrics."""
     config = workplace.write_config(evaluation={"every": 3}, checkpoint={"every": 1, "keep": 20})
@@ -218,6 +219,7 @@ def test_resume_from_best_drops_what_came_later(workplace: Workplace, capsys: py
     assert os.readlink(resumed.folder / "latest") == "step_00000006"
 
 
+@pytest.mark.slow
 def test_a_past_that_was_given_up_does_not_come_back(workplace: Workplace) -> None:
     """Killed before its first checkpoint, a run resumed from an older one goes on from there, not from the newer."""
     config = workplace.write_config(checkpoint={"every": 2, "keep": 9}, evaluation={"every": None})
@@ -341,6 +343,7 @@ def test_overrides_stay_part_of_the_run(workplace: Workplace) -> None:
         workplace.train_here(config, resume="latest", overrides=["data.train_tokens=51200"])
 
 
+@pytest.mark.slow
 def test_initial_weights_and_init_from(workplace: Workplace) -> None:
     """--stop-after 0 writes the initial weights; init_from starts another run from a run's."""
     config = workplace.write_config()
@@ -362,6 +365,7 @@ def test_initial_weights_and_init_from(workplace: Workplace) -> None:
         workplace.train_here(broken)
 
 
+@pytest.mark.slow
 def test_evaluation_changes_nothing(workplace: Workplace) -> None:
     """G67: with dropout, the losses are the same however often evaluation runs."""
     losses = []
@@ -422,6 +426,7 @@ def test_retention(workplace: Workplace) -> None:
     assert os.readlink(run.folder / "best") == f"step_{best:08d}"
 
 
+@pytest.mark.slow
 def test_tied_weights_through_a_whole_run(workplace: Workplace) -> None:
     """R91, R105: trained, saved, resumed and evaluated with one storage for both names."""
     config = workplace.write_config(model={"tie_weights": True, "init": "gpt2"}, evaluation={"every": 5})
