@@ -8,26 +8,19 @@ The functions stand in the order in which a run goes through them.
 """
 
 import math
-import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
-from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
-from model.gpt import build_gpt, parameter_count
+from model.gpt import parameter_count
 from training.checkpoint import (
-    FOR_THE_MODEL,
     TrainingState,
-    checkpoint_name,
-    problem_of,
     publish,
     take_snapshot,
     weights_digest,
@@ -37,28 +30,18 @@ from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.config_file import load_run_config, run_name
 from training.data import (
-    Rows,
-    TrainingData,
-    check_vocabulary,
     open_training_data,
-    open_validation,
-    provide_dataset,
-    tokenizer_file,
 )
-from training.distributed import Group, Process
+from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
 from training.layout import Layout, describe, plan_layout
-from training.loss import SequenceLoss
-from training.metrics import MOST_NONFINITE_IN_A_ROW, RunLog, StepReader, StepRecord, nonfinite_in_a_row
+from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
-from training.optimizer import build_optimizer
 from training.plan import plan_lines
-from training.restore import broadcast_optimizer, load_optimizer, load_weights
 from training.run_folder import METRICS, Opening, begin, begun_by_this_launch, held, open_run, saved_overrides
-from training.step import Trainer, build_scaler
-from training.tokenizer import load_tokenizer, token_byte_lengths
+from training.session import Session, build, first_state
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -125,38 +108,6 @@ def main(
         group.first("finish", lambda: finish(session, state))
 
 
-@dataclass(frozen=True)
-class Session:
-    """All that one process needs to train a run."""
-
-    folder: Path
-    dataset: Path
-    group: Group
-    trainer: Trainer
-    validation: Rows | None
-    tokenizer: Tokenizer | None
-    byte_lengths: NDArray[np.int64] | None
-    dataset_revision: str | None
-    log: RunLog
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's config."""
-        return self.trainer.config
-
-    @property
-    def data(self) -> TrainingData:
-        """What is trained on."""
-        return self.trainer.data
-
-    @property
-    def module(self) -> SequenceLoss:
-        """The model with its loss, without DDP."""
-        module = self.trainer.parallel.module
-        assert isinstance(module, SequenceLoss), "DDP wraps a SequenceLoss"
-        return module
-
-
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process) -> None:
     """Prints what the run would do; the data are looked at only where the config leaves their length open."""
     total_steps = config.total_steps
@@ -164,92 +115,6 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         total_steps = open_training_data(config, datasets / config.data.dataset).total_steps
     if process.is_main:
         print("\n".join(plan_lines(config, layout, total_steps, process.device.type)))
-
-
-def build(
-    config: RunConfig, folder: Path, datasets: Path, microbatch: int | None, opening: Opening, group: Group
-) -> Session:
-    """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
-    process = group.process
-    torch.set_float32_matmul_precision(config.precision.matmul)
-    dataset = datasets / config.data.dataset
-    source = group.first("source", lambda: weights_to_start_from(config, folder, opening))
-    if process.is_main and not dataset.is_dir():
-        print(f"{dataset}: is not there yet, preparing or downloading it", file=sys.stderr, flush=True)
-    revision = group.first("dataset", lambda: provide_dataset(config.data, datasets), per_node=True)
-    data, validation = open_data(config, dataset, group)
-    tokenizer_path = tokenizer_file(config.data, datasets)
-    tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
-
-    model = build_gpt(config.model, config.seeds.weights).to(process.device)
-    optimizer = build_optimizer(model, config.optimizer)
-    if source is not None:
-        group.first("weights", lambda: load_weights(Path(source), model))  # DDP hands them to the others
-    if opening.checkpoint is not None:
-        group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
-        broadcast_optimizer(optimizer, group)
-    layout = plan_layout(config.batch, process.world_size, microbatch)
-    parallel = group.parallel(SequenceLoss(model))
-    trainer = Trainer(config, process, layout, data, parallel, optimizer, build_scaler(config.precision))
-    return Session(
-        folder=folder,
-        dataset=dataset,
-        group=group,
-        trainer=trainer,
-        validation=validation,
-        tokenizer=tokenizer,
-        byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
-        dataset_revision=revision,
-        log=RunLog(
-            folder / METRICS, process.is_main, data.total_steps, config.tokens_per_step, config.optimizer.clip_norm
-        ),
-    )
-
-
-def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> str | None:
-    """The checkpoint to go on from, or that of another run that `init_from` names, verified; None = fresh weights."""
-    if opening.checkpoint is not None:
-        return str(folder / opening.checkpoint)
-    if config.init_from is None:
-        return None
-    other = REPOSITORY / config.init_from
-    problem = problem_of(other, FOR_THE_MODEL)
-    if problem is not None:
-        raise UserError(f"init_from: {other}: {problem}; give the folder of a complete checkpoint")
-    return str(other)
-
-
-def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, Rows | None]:
-    """Opens what is trained on and validated on, and checks every id in it. Collective."""
-    data = open_training_data(config, dataset)
-    check_vocabulary(data.rows, config.model.vocab_size, group)
-    if config.evaluation.every is None:
-        return data, None
-    validation = open_validation(config, dataset, data.rows)
-    check_vocabulary(validation, config.model.vocab_size, group)
-    return data, validation
-
-
-def first_state(session: Session, opening: Opening) -> TrainingState:
-    """The counters at the run's beginning, or those of the checkpoint, and the loss scale with them.
-
-    Raises:
-        UserError: the data are not those that the run was started on.
-    """
-    fingerprint = session.data.rows.fingerprint()
-    if opening.state is None:
-        return TrainingState(0, 0, 0.0, 0, None, None, None, fingerprint, opening.config)
-    state = TrainingState(**opening.state)
-    if state.data != fingerprint:
-        raise UserError(
-            f"{session.dataset}: the training tokens are not those that {opening.checkpoint} was trained on (another "
-            "revision, or prepared elsewhere); copy the dataset from where the run was started"
-        )
-    if session.trainer.scaler is not None and state.scaler is not None:
-        session.trainer.scaler.load_state_dict(state.scaler)
-    if state.best_step is not None and not (session.folder / checkpoint_name(state.best_step)).is_dir():
-        state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
-    return replace(state, config=opening.config)
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:

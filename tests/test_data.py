@@ -1,4 +1,4 @@
-"""Token files, the rows that each step and each process reads, and everything that a file can have wrong."""
+"""The rows that each step and each process reads, and everything that a dataset can have wrong."""
 
 import json
 import os
@@ -14,16 +14,11 @@ import pytest
 import torch
 from conftest import REPOSITORY, Workplace
 from numpy.typing import NDArray
-from safetensors.numpy import save
-from safetensors.torch import save_file as save_torch_file
 from small_configs import small_config, write_positions, write_tokens
 
 from training.config import Data, RunConfig
 from training.config_file import load_run_config
 from training.data import (
-    CHECKED_AT_ONCE,
-    Rows,
-    TokenFile,
     TrainingData,
     check_vocabulary,
     open_training_data,
@@ -35,6 +30,7 @@ from training.data import (
 from training.distributed import Group, Process
 from training.errors import UserError
 from training.layout import Layout, plan_layout
+from training.rows import CHECKED_AT_ONCE, Rows, TokenFile
 
 
 @pytest.fixture
@@ -74,74 +70,6 @@ def base_run(folder: Path, tokens: int = 1025, **sections: Any) -> tuple[RunConf
     config = small_config(**sections)
     write_positions(folder / "train.safetensors", tokens)
     return config, open_training_data(config, folder)
-
-
-# Token files
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64])
-def test_every_integer_type_is_read_by_value(tmp_path: Path, dtype: Any) -> None:
-    """R71: never reinterpreted."""
-    largest = min(np.iinfo(dtype).max, 2**40)
-    file = TokenFile(write_tokens(tmp_path / "train.safetensors", [0, 1, 50256, largest], dtype))
-    assert file.length == 4
-    assert file.read(0, 4).tolist() == [0, 1, 50256, largest]
-    assert file.read(1, 3).dtype == np.int64
-
-
-def test_batches_are_int64_inputs_and_targets_of_the_rows_asked_for(tmp_path: Path) -> None:
-    rows = Rows(TokenFile(write_positions(tmp_path / "train.safetensors", 100)), start=10, count=11, context=8)
-    inputs, targets = rows.read([3, 0])
-    assert inputs.dtype == targets.dtype == torch.int64
-    assert inputs.tolist() == [list(range(34, 42)), list(range(10, 18))]
-    assert targets.tolist() == [list(range(35, 43)), list(range(11, 19))]
-    assert rows.stop == 99
-
-
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 6520504474\n"
-WHOLE = save({"tokens": np.arange(1025, dtype=np.uint16)})
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", WHOLE[:-1], WHOLE[:40], WHOLE + b"x", LFS, b"<!doctype html><html>Not found</html>", b"\xff" * 64, b"{}"],
-    ids=["empty", "truncated", "header only", "too long", "LFS pointer", "HTML", "noise", "JSON"],
-)
-def test_a_file_that_is_no_whole_token_file(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "train.safetensors"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=f"^{path}: not a whole safetensors file .*; download or prepare it again$"):
-        TokenFile(path)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "problem"),
-    [
-        ({"ids": torch.zeros(9, dtype=torch.int32)}, "has no `tokens`, only ids; is it a token file"),
-        ({}, "has no `tokens`, only nothing"),
-        (
-            {"tokens": torch.zeros(3, 3, dtype=torch.int32)},
-            r"has type I32 and shape \[3, 3\]; it must be one row of uint16",
-        ),
-        ({"tokens": torch.zeros((), dtype=torch.int32)}, r"has type I32 and shape \[\]"),
-        ({"tokens": torch.zeros(9)}, r"has type F32 and shape \[9\]"),
-        ({"tokens": torch.zeros(9, dtype=torch.bfloat16)}, "has type BF16"),
-        ({"tokens": torch.zeros(9, dtype=torch.uint8)}, "has type U8"),
-        ({"tokens": torch.zeros(9, dtype=torch.int16)}, "has type I16"),
-        ({"tokens": torch.zeros(9, dtype=torch.uint64)}, "has type U64"),
-        ({"tokens": torch.zeros(9, dtype=torch.bool)}, "has type BOOL"),
-        (
-            {"tokens": torch.zeros(9, dtype=torch.int32), "document_ends": torch.ones(1, dtype=torch.int64)},
-            "document datasets are not available",
-        ),
-    ],
-)
-def test_tensors_that_are_no_tokens(tmp_path: Path, tensors: dict[str, torch.Tensor], problem: str) -> None:
-    """R71: another type is refused by name."""
-    path = tmp_path / "train.safetensors"
-    save_torch_file(tensors, path)
-    with pytest.raises(UserError, match=f"^{path}: .*{problem}"):
-        TokenFile(path)
 
 
 # Ranges

@@ -48,7 +48,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_each_module_has_its_tests() -> None:
     """tests/test_<module>.py one to one."""
-    elsewhere = ("errors", "command", "config_check", "config_file")  # in test_cli.py, test_runs.py, test_config.py
+    # Tested in test_cli.py, test_config.py and test_runs.py.
+    elsewhere = ("errors", "command", "config_check", "config_file", "session")
     for path in [*REPOSITORY.glob("model/[a-z]*.py"), *REPOSITORY.glob("training/[a-z]*.py")]:
         if path.stem not in elsewhere:
             assert (REPOSITORY / "tests" / f"test_{path.stem}.py").exists(), f"{path.stem} has no tests of its own"

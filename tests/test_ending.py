@@ -14,12 +14,12 @@ from torch.nn.functional import cross_entropy
 
 from model.gpt import GPT, build_gpt
 from training.checkpoint import point
-from training.data import Rows, TokenFile
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import UserError
 from training.metrics import RunLog
 from training.metrics_file import Event, read_metrics
 from training.prepare import END_OF_TEXT, train_tokenizer
+from training.rows import Rows, TokenFile
 
 LINE = "Every effort moves you"
 

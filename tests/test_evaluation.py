@@ -19,10 +19,10 @@ from torch import Tensor
 
 from model.gpt import build_gpt
 from training.config import Precision
-from training.data import Rows
 from training.distributed import Group
 from training.evaluation import Evaluated, evaluate
 from training.loss import SequenceLoss
+from training.rows import Rows
 
 FLOAT32 = Precision(amp="off", matmul="highest")
 ONE_OF_FIVE = ((0,), (3,), (3,), (3,), (3,))

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer
 from model.generation import generate
 from model.gpt import GPT
 from training.checkpoint import TrainingState
-from training.data import Rows
 from training.metrics import RunLog
 from training.metrics_file import read_metrics
 from training.report import summary_lines, write_report
+from training.rows import Rows
 from training.tokenizer import decode_known, end_of_text_id
 
 SAMPLE_PROMPT_TOKENS = 16

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from training.config import Precision
-from training.data import Rows
 from training.distributed import Group
 from training.loss import IGNORED, SequenceLoss
+from training.rows import Rows
 from training.step import autocast, to_device
 
 

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from model.hashing import hash64
 from training.config import Precision, RunConfig
-from training.data import TrainingData, hash64
+from training.data import TrainingData
 from training.distributed import Process
 from training.layout import Layout
 from training.loss import target_weights

@@ -1,0 +1,151 @@
+"""What one process needs to train a run: the data, the model, the optimizer, and where the run stands."""
+
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from model.gpt import build_gpt
+from training.checkpoint import FOR_THE_MODEL, TrainingState, checkpoint_name, problem_of
+from training.config import REPOSITORY, RunConfig
+from training.data import (
+    TrainingData,
+    check_vocabulary,
+    open_training_data,
+    open_validation,
+    provide_dataset,
+    tokenizer_file,
+)
+from training.distributed import Group
+from training.errors import UserError
+from training.layout import plan_layout
+from training.loss import SequenceLoss
+from training.metrics import RunLog
+from training.optimizer import build_optimizer
+from training.restore import broadcast_optimizer, load_optimizer, load_weights
+from training.rows import Rows
+from training.run_folder import METRICS, Opening
+from training.step import Trainer, build_scaler
+from training.tokenizer import load_tokenizer, token_byte_lengths
+
+
+@dataclass(frozen=True)
+class Session:
+    """All that one process needs to train a run."""
+
+    folder: Path
+    dataset: Path
+    group: Group
+    trainer: Trainer
+    validation: Rows | None
+    tokenizer: Tokenizer | None
+    byte_lengths: NDArray[np.int64] | None
+    dataset_revision: str | None
+    log: RunLog
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's config."""
+        return self.trainer.config
+
+    @property
+    def data(self) -> TrainingData:
+        """What is trained on."""
+        return self.trainer.data
+
+    @property
+    def module(self) -> SequenceLoss:
+        """The model with its loss, without DDP."""
+        module = self.trainer.parallel.module
+        assert isinstance(module, SequenceLoss), "DDP wraps a SequenceLoss"
+        return module
+
+
+def build(
+    config: RunConfig, folder: Path, datasets: Path, microbatch: int | None, opening: Opening, group: Group
+) -> Session:
+    """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
+    process = group.process
+    torch.set_float32_matmul_precision(config.precision.matmul)
+    dataset = datasets / config.data.dataset
+    source = group.first("source", lambda: weights_to_start_from(config, folder, opening))
+    if process.is_main and not dataset.is_dir():
+        print(f"{dataset}: is not there yet, preparing or downloading it", file=sys.stderr, flush=True)
+    revision = group.first("dataset", lambda: provide_dataset(config.data, datasets), per_node=True)
+    data, validation = open_data(config, dataset, group)
+    tokenizer_path = tokenizer_file(config.data, datasets)
+    tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
+
+    model = build_gpt(config.model, config.seeds.weights).to(process.device)
+    optimizer = build_optimizer(model, config.optimizer)
+    if source is not None:
+        group.first("weights", lambda: load_weights(Path(source), model))  # DDP hands them to the others
+    if opening.checkpoint is not None:
+        group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
+        broadcast_optimizer(optimizer, group)
+    layout = plan_layout(config.batch, process.world_size, microbatch)
+    parallel = group.parallel(SequenceLoss(model))
+    trainer = Trainer(config, process, layout, data, parallel, optimizer, build_scaler(config.precision))
+    return Session(
+        folder=folder,
+        dataset=dataset,
+        group=group,
+        trainer=trainer,
+        validation=validation,
+        tokenizer=tokenizer,
+        byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
+        dataset_revision=revision,
+        log=RunLog(
+            folder / METRICS, process.is_main, data.total_steps, config.tokens_per_step, config.optimizer.clip_norm
+        ),
+    )
+
+
+def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> str | None:
+    """The checkpoint to go on from, or that of another run that `init_from` names, verified; None = fresh weights."""
+    if opening.checkpoint is not None:
+        return str(folder / opening.checkpoint)
+    if config.init_from is None:
+        return None
+    other = REPOSITORY / config.init_from
+    problem = problem_of(other, FOR_THE_MODEL)
+    if problem is not None:
+        raise UserError(f"init_from: {other}: {problem}; give the folder of a complete checkpoint")
+    return str(other)
+
+
+def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, Rows | None]:
+    """Opens what is trained on and validated on, and checks every id in it. Collective."""
+    data = open_training_data(config, dataset)
+    check_vocabulary(data.rows, config.model.vocab_size, group)
+    if config.evaluation.every is None:
+        return data, None
+    validation = open_validation(config, dataset, data.rows)
+    check_vocabulary(validation, config.model.vocab_size, group)
+    return data, validation
+
+
+def first_state(session: Session, opening: Opening) -> TrainingState:
+    """The counters at the run's beginning, or those of the checkpoint, and the loss scale with them.
+
+    Raises:
+        UserError: the data are not those that the run was started on.
+    """
+    fingerprint = session.data.rows.fingerprint()
+    if opening.state is None:
+        return TrainingState(0, 0, 0.0, 0, None, None, None, fingerprint, opening.config)
+    state = TrainingState(**opening.state)
+    if state.data != fingerprint:
+        raise UserError(
+            f"{session.dataset}: the training tokens are not those that {opening.checkpoint} was trained on (another "
+            "revision, or prepared elsewhere); copy the dataset from where the run was started"
+        )
+    if session.trainer.scaler is not None and state.scaler is not None:
+        session.trainer.scaler.load_state_dict(state.scaler)
+    if state.best_step is not None and not (session.folder / checkpoint_name(state.best_step)).is_dir():
+        state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
+    return replace(state, config=opening.config)
