@@ -77,7 +77,12 @@ def main(
     config = load_run_config(run, saved_overrides(folder, fresh) if resume else fresh)
     process = Process.from_environment()
     if dry_run:
-        print_plan(config, plan_layout(config.batch, process.world_size, microbatch), datasets, process)
+        print_plan(
+            config,
+            plan_layout(config.batch, process.world_size, microbatch, config.bitwise),
+            datasets,
+            process,
+        )
         return
     if config.precision.amp == "fp16" and process.device.type == "cpu":
         raise UserError(
@@ -183,8 +188,9 @@ def take_records(session: Session, state: TrainingState, records: list[StepRecor
     session.log.steps(records, seconds)
     in_a_row = nonfinite_in_a_row(records, state.nonfinite_in_a_row)
     if in_a_row >= MOST_NONFINITE_IN_A_ROW:
+        fault = "out of bitwise mode's range" if records[-1].out_of_range else "not finite"
         raise RunError(
-            f"{session.folder}: the gradient was not finite {in_a_row} steps in a row (metrics.jsonl says which); "
+            f"{session.folder}: the gradient was {fault} {in_a_row} steps in a row (metrics.jsonl says which); "
             "the last checkpoint is as it was: lower optimizer.learning_rate, set optimizer.clip_norm, or use bf16"
         )
     step = records[-1].step

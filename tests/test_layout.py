@@ -125,3 +125,23 @@ def test_the_configs_own_layout_is_announced_plainly() -> None:
         describe(plan_layout(own, 8), own, 0.1)
         == "96 sequences per step = 8 processes x microbatch 12 x accumulation 1"
     )
+
+
+def test_in_bitwise_mode_the_configs_microbatches_are_dealt_whole() -> None:
+    """Only their owners change; the last of a short step is cut, and processes can get one less, or none."""
+    own = batch(2, 4, 2)
+    for world_size in (1, 2, 3, 5):
+        layout = plan_layout(own, world_size, bitwise=True)
+        parts = {part for rank in range(world_size) for part in layout.microbatches(rank)}
+        assert parts == {range(0, 4), range(4, 8), range(8, 12), range(12, 16)}
+        assert layout.microbatch == 4
+    layout = plan_layout(own, 3, bitwise=True)
+    assert [layout.microbatches(rank) for rank in range(3)] == [
+        [range(0, 4), range(12, 16)],
+        [range(4, 8)],
+        [range(8, 12)],
+    ]
+    assert layout.idle_share == pytest.approx(1 / 3)
+    assert [layout.microbatches(rank, 6) for rank in range(3)] == [[range(0, 4)], [range(4, 6)], []]
+    assert plan_layout(own, 5, bitwise=True).microbatches(4) == []
+    assert "uneven: 33.3 % idle" in describe(layout, own, 0.0)

@@ -177,9 +177,23 @@ def test_values_that_are_not_finite_are_null(path: Path) -> None:
     log.event(3, "finished", loss=math.inf, seconds=1.0, best_step=None)
     step, first, skipped, second, empty, validation, finished = lines_of(path)
     assert [step[key] for key in ("loss", "loss_min", "loss_max", "grad_norm", "skipped")] == [None] * 4 + [True]
-    assert first == {"kind": "event", "step": 1, "event": "nonfinite", "loss_scale": 1.0, "overflow": False}
+    assert first == {
+        "kind": "event",
+        "step": 1,
+        "event": "nonfinite",
+        "loss_scale": 1.0,
+        "overflow": False,
+        "out_of_range": False,
+    }
     assert (skipped["loss"], skipped["grad_norm"], skipped["skipped"]) == (2.0, None, True)
-    assert second == {"kind": "event", "step": 2, "event": "nonfinite", "loss_scale": 65536.0, "overflow": True}
+    assert second == {
+        "kind": "event",
+        "step": 2,
+        "event": "nonfinite",
+        "loss_scale": 65536.0,
+        "overflow": True,
+        "out_of_range": False,
+    }
     assert (empty["loss"], empty["loss_min"], empty["skipped"], empty["target_tokens"]) == (None, None, True, 0)
     assert validation == {"kind": "validation", "step": 3, "loss": None, "target_tokens": 10, "bits_per_byte": None}
     assert finished == {

@@ -30,6 +30,7 @@ from training.config import Batch, Data, Loss, Optimizer, Precision, RunConfig
 from training.data import TrainingData, open_training_data
 from training.distributed import Group
 from training.errors import UserError
+from training.gradients import AveragedGradients, ExactGradients
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import StepReader, StepRecord
@@ -55,10 +56,11 @@ def build_trainer(
     """The real trainer of a model, on steps given as the targets of their sequences."""
     settings = {"optimizer": STILL, "precision": Precision(amp="off", matmul="highest"), **sections}
     config = RunConfig(name="test", model=model.config, data=Data(dataset="test"), batch=batch, **settings)
-    layout = plan_layout(batch, group.process.world_size, microbatch)
+    layout = plan_layout(batch, group.process.world_size, microbatch, config.bitwise)
     data = cast(TrainingData, KnownSequences(steps, model.config.context_length))
     optimizer = build_optimizer(model, config.optimizer)
-    return Trainer(config, group.process, layout, data, group.parallel(SequenceLoss(model)), optimizer, scaler)
+    way = ExactGradients if config.bitwise else AveragedGradients
+    return Trainer(config, group.process, layout, data, way(SequenceLoss(model), group), optimizer, scaler)
 
 
 def train(group: Group, trainer: Trainer, steps: Sequence[int]) -> list[StepRecord]:
@@ -394,13 +396,17 @@ def count_exchanges(group: Group, accumulation: int, bucket_cap_mb: float | None
         made = build_trainer(group, build_gpt(RANDOM, seed=3), alternating(4, 2 * accumulation), batch)
         if bucket_cap_mb is None:
             return made
-        module = made.parallel.module
-        return replace(
-            made, parallel=DistributedDataParallel(module, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
+        ddp = made.gradients.module
+        assert isinstance(ddp, DistributedDataParallel)
+        made.gradients.module = DistributedDataParallel(
+            ddp.module, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
         )
+        return made
 
     hooked, plain = trainer(), trainer()
-    hooked.parallel.register_comm_hook(hooked.parallel.process_group, exchange)
+    ddp = hooked.gradients.module
+    assert isinstance(ddp, DistributedDataParallel)
+    ddp.register_comm_hook(ddp.process_group, exchange)
     # The first step shows DDP the order of the gradients; the second already has the final buckets.
     train(group, hooked, [0, 1])
     train(group, plain, [0, 1])

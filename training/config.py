@@ -147,6 +147,7 @@ class RunConfig(Section):
     hub: Hub = Hub()
     init_from: Text | None = None
     reproducibility: Literal["rounding", "bitwise"] = "rounding"
+    """How closely other layouts agree: up to the rounding of sums, or to the last bit; see docs/layouts.md."""
     interventions: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()
 
@@ -160,8 +161,6 @@ class RunConfig(Section):
         ):
             if self.evaluation.every is not None and tokens is not None and 0 < tokens < context:
                 problems.append(f"{key}: must hold a sequence of model.context_length {context}, got {tokens}")
-        if self.reproducibility == "bitwise":
-            problems.append("reproducibility: bitwise is not available in this version, write rounding")
         if self.hub.repo is not None:
             problems.append("hub.repo: uploading is not available in this version, write null")
         if problems:
@@ -172,6 +171,11 @@ class RunConfig(Section):
     def global_batch(self) -> int:
         """Sequences per step."""
         return self.batch.world_size * self.batch.microbatch * self.batch.accumulation
+
+    @property
+    def bitwise(self) -> bool:
+        """Whether other layouts must agree to the last bit."""
+        return self.reproducibility == "bitwise"
 
     @property
     def tokens_per_step(self) -> int:

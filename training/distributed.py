@@ -101,6 +101,19 @@ class Process:
             raise
         dist.destroy_process_group()
 
+    def use_reproducible_kernels(self) -> None:
+        """Makes the same inputs give the same bits, for the rest of this process.
+
+        On a CPU the number of threads decides how sums are split, so it is one: more processes use more cores, to the
+        same end.
+        """
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # for finding faults
+        if self.device.type == "cpu":
+            torch.set_num_threads(1)
+        else:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+
     def machine(self) -> str:
         """The hardware in words, for the record."""
         if self.device.type == "cuda":

@@ -13,7 +13,7 @@ from training.config import Precision
 from training.distributed import Group
 from training.loss import IGNORED, SequenceLoss
 from training.rows import Rows
-from training.step import autocast, to_device
+from training.step import autocast, in_units, to_device
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def evaluate(
             for part in _with_progress(parts[process.rank :: process.world_size], process.is_main):
                 inputs, targets = rows.read(part)
                 sums = module(to_device(inputs, process.device), to_device(targets, process.device))
-                totals[0] += sums.double().sum()
+                totals[0] += in_units(sums).sum()
                 counted = targets[targets != IGNORED]
                 totals[1] += counted.numel()
                 if byte_lengths is not None:

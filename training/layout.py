@@ -7,20 +7,24 @@ A step always covers the same sequences, whatever the layout.
 from dataclasses import dataclass
 
 from training.config import Batch
+from training.errors import UserError
 
 
 @dataclass(frozen=True)
 class Layout:
     """One way to compute a global batch.
 
-    The sequences of a step are cut into world_size x accumulation microbatches, contiguous and as even as
-    possible, dealt to the processes in turn: microbatch k x world_size + rank is the k-th of a process. Where the
-    numbers divide evenly these are exactly the config's microbatches; else some hold one sequence less, or none.
+    The sequences of a step are cut into microbatches, contiguous, dealt to the processes in turn: microbatch
+    k x world_size + rank is the k-th of a process. They are as even as possible: where the numbers divide evenly these
+    are exactly the config's microbatches; else some hold one sequence less, or none. Or they are `whole`, the
+    config's own microbatches whatever the number of processes, of which some then get one less, or none.
     """
 
     world_size: int
     accumulation: int
     global_batch: int
+    whole: int | None = None
+    """Size of the microbatches where only their owner may change, in bitwise mode."""
 
     def microbatches(self, rank: int, sequences: int | None = None) -> list[range]:
         """The microbatches of one process in one step.
@@ -34,6 +38,9 @@ class Layout:
             process can have fewer than `accumulation`, even none.
         """
         total = self.global_batch if sequences is None else sequences
+        if self.whole is not None:
+            starts = range(rank * self.whole, total, self.world_size * self.whole)
+            return [range(start, min(start + self.whole, total)) for start in starts]
         parts = self.world_size * self.accumulation
         size, larger = divmod(total, parts)
         ranges = []
@@ -46,7 +53,7 @@ class Layout:
     @property
     def microbatch(self) -> int:
         """Sequences of the largest microbatch."""
-        return -(-self.global_batch // (self.world_size * self.accumulation))
+        return self.whole or -(-self.global_batch // (self.world_size * self.accumulation))
 
     @property
     def idle_share(self) -> float:
@@ -55,20 +62,30 @@ class Layout:
         return 1 - self.global_batch / (busiest * self.world_size)
 
 
-def plan_layout(batch: Batch, world_size: int, microbatch: int | None = None) -> Layout:
+def plan_layout(batch: Batch, world_size: int, microbatch: int | None = None, bitwise: bool = False) -> Layout:
     """Splits the config's global batch over the processes that were started.
 
     With the config's own number of processes and microbatch this is the config's layout. Otherwise each process
     takes as few microbatches as fit under `microbatch`, of as even a size as possible.
 
     Args:
-        batch: the config's batch, which fixes the sequences per step.
+        batch: the config's, which fixes the sequences per step.
         world_size: processes started.
         microbatch: most sequences in one forward and backward; None = the config's.
+        bitwise: whether the config's microbatches stay as they are, and only their owners change.
+
+    Raises:
+        UserError: another microbatch than the config's in bitwise mode.
     """
-    global_batch = batch.world_size * batch.microbatch * batch.accumulation
     largest = microbatch if microbatch is not None else batch.microbatch
-    return Layout(world_size, -(-global_batch // (world_size * largest)), global_batch)
+    if bitwise and largest != batch.microbatch:
+        raise UserError(
+            f"--microbatch {largest}: the config says {batch.microbatch}, and with reproducibility: bitwise it stays, "
+            "as another size rounds otherwise; leave --microbatch out, or train with reproducibility: rounding"
+        )
+    global_batch = batch.world_size * batch.microbatch * batch.accumulation
+    accumulation = -(-global_batch // (world_size * largest))
+    return Layout(world_size, accumulation, global_batch, largest if bitwise else None)
 
 
 def describe(layout: Layout, batch: Batch, dropout: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from training.distributed import Group
@@ -36,6 +37,8 @@ class StepRecord:
     """The GradScaler's; 1 without one."""
     target_tokens: int
     learning_rate: float
+    out_of_range: bool = False
+    """Whether a gradient was too large for bitwise mode's integers."""
 
     @property
     def skipped(self) -> bool:
@@ -76,7 +79,7 @@ class StepReader:
         if not results:
             return [], 0.0
         extremes = torch.stack([torch.stack([-result.loss_min, result.loss_max]) for result in results])
-        common = torch.stack([torch.stack([result.grad_norm, result.loss_scale]) for result in results])
+        common = torch.stack([_common(result) for result in results])
         extremes = self._group.maximum(extremes)
         sums = self._group.sum(torch.stack([result.loss_sum for result in results]))
         columns = zip(waiting, sums.tolist(), extremes.tolist(), common.tolist(), strict=True)
@@ -104,8 +107,14 @@ def nonfinite_in_a_row(records: list[StepRecord], before: int) -> int:
     return count
 
 
+def _common(result: StepResult) -> Tensor:
+    """What is the same on every process."""
+    out_of_range = torch.zeros_like(result.grad_norm) if result.out_of_range is None else result.out_of_range
+    return torch.stack([result.grad_norm, result.loss_scale, out_of_range.to(result.grad_norm.dtype)])
+
+
 def _record(
-    step: int, result: StepResult, loss_sum: float, low: float, high: float, norm: float, scale: float
+    step: int, result: StepResult, loss_sum: float, low: float, high: float, norm: float, scale: float, out: float
 ) -> StepRecord:
     targets = result.target_tokens
     return StepRecord(
@@ -117,6 +126,7 @@ def _record(
         scale,
         targets,
         result.learning_rate,
+        bool(out),
     )
 
 
@@ -148,7 +158,13 @@ class RunLog:
             self.seconds += seconds / len(records)
             self._write(self._train_line(record, len(records) / seconds * self._tokens_per_step))
             if record.skipped and record.target_tokens:
-                self.event(record.step, "nonfinite", loss_scale=record.loss_scale, overflow=record.overflow)
+                self.event(
+                    record.step,
+                    "nonfinite",
+                    loss_scale=record.loss_scale,
+                    overflow=record.overflow,
+                    out_of_range=record.out_of_range,
+                )
         if records and self._is_main:
             self._show(records[-1], len(records), len(records) / seconds * self._tokens_per_step)
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
-from training.checkpoint import FOR_THE_MODEL, TrainingState, checkpoint_name, problem_of
+from training.checkpoint import FOR_THE_MODEL, TrainingState, bare_module, checkpoint_name, problem_of
 from training.config import REPOSITORY, RunConfig
 from training.data import (
     TrainingData,
@@ -22,6 +22,7 @@ from training.data import (
 )
 from training.distributed import Group
 from training.errors import UserError
+from training.gradients import AveragedGradients, ExactGradients
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog
@@ -60,8 +61,8 @@ class Session:
     @property
     def module(self) -> SequenceLoss:
         """The model with its loss, without DDP."""
-        module = self.trainer.parallel.module
-        assert isinstance(module, SequenceLoss), "DDP wraps a SequenceLoss"
+        module = bare_module(self.trainer.gradients.module)
+        assert isinstance(module, SequenceLoss), "what is trained is a SequenceLoss"
         return module
 
 
@@ -70,7 +71,10 @@ def build(
 ) -> Session:
     """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
     process = group.process
+    layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
     torch.set_float32_matmul_precision(config.precision.matmul)
+    if config.bitwise:
+        process.use_reproducible_kernels()
     dataset = datasets / config.data.dataset
     source = group.first("source", lambda: weights_to_start_from(config, folder, opening))
     if process.is_main and not dataset.is_dir():
@@ -83,13 +87,12 @@ def build(
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
     optimizer = build_optimizer(model, config.optimizer)
     if source is not None:
-        group.first("weights", lambda: load_weights(Path(source), model))  # DDP hands them to the others
+        group.first("weights", lambda: load_weights(Path(source), model))  # all get rank 0's below
     if opening.checkpoint is not None:
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
-    layout = plan_layout(config.batch, process.world_size, microbatch)
-    parallel = group.parallel(SequenceLoss(model))
-    trainer = Trainer(config, process, layout, data, parallel, optimizer, build_scaler(config.precision))
+    gradients = (ExactGradients if config.bitwise else AveragedGradients)(SequenceLoss(model), group)
+    trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     return Session(
         folder=folder,
         dataset=dataset,

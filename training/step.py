@@ -1,19 +1,18 @@
 """One optimizer step: accumulate, reduce, clip, update."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from model.hashing import hash64
 from training.config import Precision, RunConfig
 from training.data import TrainingData
 from training.distributed import Process
+from training.gradients import AveragedGradients, ExactGradients
 from training.layout import Layout
 from training.loss import target_weights
 from training.optimizer import learning_rate_at
@@ -41,6 +40,8 @@ class StepResult:
     target_tokens: int
     """Targets of the whole global batch; with none, or with a norm that is not finite, the update is skipped."""
     learning_rate: float
+    out_of_range: Tensor | None = None
+    """Whether a gradient was too large for bitwise mode's integers; () bool."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Trainer:
     process: Process
     layout: Layout
     data: TrainingData
-    parallel: DistributedDataParallel
+    gradients: AveragedGradients | ExactGradients
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler | None
     """Only for fp16."""
@@ -65,35 +66,40 @@ class Trainer:
         counts = self.data.target_counts(step)
         learning_rate = learning_rate_at(step, self.config, self.data.total_steps)
         weights = target_weights(self.config.loss.reduction, counts, self.config.batch.microbatch)
-        weights *= self.process.world_size  # DDP averages over the processes
+        loss_scale = torch.ones((), device=self.process.device)
+        if self.scaler is not None:
+            loss_scale = self.scaler.scale(loss_scale)
+        dealt = -(-len(counts) // self.config.batch.microbatch)
+        self.gradients.begin(float((weights * counts).sum()), dealt, loss_scale)
+        weights *= self.gradients.averaged_over
         microbatches = self.layout.microbatches(self.process.rank, len(counts))
         # A process without a sequence takes part in the exchange all the same, with one that weighs nothing.
         parts = microbatches or [range(1)]
-        self.optimizer.zero_grad(set_to_none=False)  # the gradients stay in DDP's buckets
         losses = [
-            self._backward(step, positions, weights if microbatches else 0 * weights, exchange=number == len(parts))
+            self._backward(step, positions, weights if microbatches else 0 * weights, last=number == len(parts))
             for number, positions in enumerate(parts, start=1)
         ]
         mine = [position for positions in microbatches for position in positions]
-        loss_scale, norm = self._update(learning_rate, has_targets=bool(counts.any()))
+        out_of_range = self.gradients.finish()
+        norm = self._update(learning_rate, has_targets=bool(counts.any()))
         return StepResult(
             *_statistics(torch.cat(losses)[: len(mine)], torch.as_tensor(counts[mine])),
             grad_norm=norm,
             loss_scale=loss_scale,
             target_tokens=int(counts.sum()),
             learning_rate=learning_rate,
+            out_of_range=out_of_range,
         )
 
-    def _backward(self, step: int, positions: range, weights: NDArray[np.float64], exchange: bool) -> Tensor:
+    def _backward(self, step: int, positions: range, weights: NDArray[np.float64], last: bool) -> Tensor:
         """Adds a microbatch's share to the gradients; returns the loss sums of its sequences, (B,)."""
         device = self.process.device
         inputs, targets = (to_device(rows, device) for rows in self.data.read(step, positions))
         weight = to_device(torch.from_numpy(weights[positions.start : positions.stop]).float(), device)
         self._seed_dropout(step, positions.start)
-        # DDP decides in the forward whether this backward exchanges gradients, so no_sync spans both.
-        with nullcontext() if exchange else self.parallel.no_sync():
+        with self.gradients.microbatch(last):
             with autocast(self.config.precision, device):
-                sums: Tensor = self.parallel(inputs, targets)
+                sums: Tensor = self.gradients.module(inputs, targets)
             loss = (sums * weight).sum()
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return sums.detach()
@@ -103,14 +109,12 @@ class Trainer:
         if self.config.model.dropout:
             torch.manual_seed(hash64(self.config.seeds.training, step, first_position))
 
-    def _update(self, learning_rate: float, has_targets: bool) -> tuple[Tensor, Tensor]:
-        """Clips and applies the gradients; returns the loss scale they had and their norm before clipping.
+    def _update(self, learning_rate: float, has_targets: bool) -> Tensor:
+        """Clips and applies the gradients; returns their norm before clipping.
 
         The decision to skip is taken on the device, from the exchanged gradients, so it is the same everywhere.
         """
-        loss_scale = torch.ones((), device=self.process.device)
         if self.scaler is not None:
-            loss_scale = self.scaler.scale(loss_scale)
             self.scaler.unscale_(self.optimizer)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -125,7 +129,7 @@ class Trainer:
         self.optimizer.step()
         if self.scaler is not None:
             self.scaler.update()
-        return loss_scale, norm
+        return norm
 
 
 def build_scaler(precision: Precision) -> torch.amp.GradScaler | None:
@@ -143,9 +147,14 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if device.type == "cpu" else tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
+def in_units(losses: Tensor) -> Tensor:
+    """Rounds losses so that float64 adds them exactly, in any order: to multiples of 2**-24, up to a sum of 2**29."""
+    return (losses.double() * 2**24).round() / 2**24
+
+
 def _statistics(losses: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum, and smallest and largest mean, of the losses of sequences; all () float64."""
-    losses = losses.double()
+    losses = in_units(losses)
     targets = to_device(counts, losses.device)
     means = losses / targets  # 0 / 0 where a sequence has no target
     infinity = losses.new_full((1,), torch.inf)

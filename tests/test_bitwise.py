@@ -1,0 +1,86 @@
+"""Bitwise mode through the whole command: the same bytes on any number of processes, also after a kill."""
+
+import hashlib
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Finished, Workplace
+
+from training.errors import UserError
+
+pytestmark = pytest.mark.timeout(600)
+
+TIMES = ("seconds", "tokens_per_second")
+
+
+def bitwise_config(workplace: Workplace) -> Path:
+    """12 steps of 7 microbatches of 3 sequences: no number of processes but 1 and 7 divides them."""
+    return workplace.write_config(
+        model={"dropout": 0.1, "tie_weights": True},
+        batch={"world_size": 7, "microbatch": 3, "accumulation": 1},
+        data={"train_tokens": 12 * 21 * 32, "shuffle": True, "validation_tokens": 40 * 32},
+        optimizer={"clip_norm": 0.3, "learning_rate": 1e-3},
+        schedule={"name": "cosine", "warmup_percent": 20},
+        evaluation={"every": 5},
+        checkpoint={"every": 2, "keep": 2},
+        reproducibility="bitwise",
+    )
+
+
+def digests(run: Finished) -> dict[str, str]:
+    """sha256 of the weights, of the optimizer state, and of the metrics but for times."""
+    assert run.status == 0, run.errors
+    folder = run.folder / "latest"
+    files = {name: (folder / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")}
+    lines = [line for line in run.lines if line["kind"] != "event"]
+    kept = [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+    files["metrics"] = json.dumps(kept).encode()
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+
+
+@pytest.mark.slow
+def test_the_same_bytes_on_any_number_of_processes(workplace: Workplace) -> None:
+    """One, two, three and four; and where somebody gives a process two threads. Rounding mode differs."""
+    config = bitwise_config(workplace)
+    found = {n: digests(workplace.train(config, processes=n, output=f"on{n}")) for n in (1, 2, 3, 4)}
+    workplace.environment = {"OMP_NUM_THREADS": "2"}
+    found[0] = digests(workplace.train(config, output="threads"))
+    assert all(digest == found[1] for digest in found.values()), found
+    workplace.environment = {}
+    rounding = workplace.train(config, "--set", "reproducibility=rounding", processes=2, output="rounding")
+    assert digests(rounding)["model.safetensors"] != found[1]["model.safetensors"]
+
+
+@pytest.mark.slow
+def test_the_same_bytes_after_a_kill_and_a_resume_on_another_number(workplace: Workplace) -> None:
+    """Killed on two processes, gone on with on three, stopped there, and ended on one."""
+    config = bitwise_config(workplace)
+    whole = digests(workplace.train(config, processes=4, output="whole"))
+    killed = workplace.start(config, processes=2, output="parts")
+    folder = workplace.folder / "parts" / "run"
+    deadline = time.monotonic() + 120
+    while not (folder / "latest").exists():
+        assert time.monotonic() < deadline, "no checkpoint after two minutes"
+        time.sleep(0.02)
+    for pid in [killed.pid, *children_of(killed.pid)]:
+        os.kill(pid, signal.SIGKILL)
+    killed.communicate()
+    on_three = workplace.train(config, "--resume", "latest", "--stop-after", "9", processes=3, output="parts")
+    assert on_three.status == 0, on_three.errors
+    assert digests(workplace.train(config, "--resume", "latest", output="parts")) == whole
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [int(child) for child in text.split()]
+
+
+def test_another_microbatch_is_refused(workplace: Workplace) -> None:
+    """It rounds otherwise, so the promise could not be kept."""
+    with pytest.raises(UserError, match=r"^--microbatch 2: the config says 3, and with reproducibility: bitwise"):
+        workplace.train_here(bitwise_config(workplace), microbatch=2)
