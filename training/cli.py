@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Never
 import typer
 
 from training.command import run_command
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -148,6 +148,50 @@ def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "E
     with process.group() as group:
         check_vocabulary(rows, config.model.vocab_size, group)
         return evaluate_rows(module, rows, range(rows.count), config.batch.microbatch, precision, group, lengths)
+
+
+@app.command()
+def verify(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A config: its name, or the path of a YAML file.")],
+    datasets: Annotated[
+        Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
+    ],
+    steps: Annotated[int, typer.Option(min=1, help="Steps to train on each layout.")] = 4,
+    layout: Annotated[
+        list[str] | None,
+        typer.Option(metavar="N[xM]", help="N processes with at most M sequences at once; repeatable."),
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config value; repeatable.")
+    ] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(min=0, help="Largest relative difference of a loss that is still rounding.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train some steps of a run on several layouts, in real processes, and compare: is it the same run?"""
+    import torch
+
+    from training.config_file import load_run_config
+    from training.data import provide_dataset
+    from training.verify import agrees, default_layouts, describe_result, measure, parse_layout, table, tolerance_of
+
+    config = load_run_config(run, overrides or [])
+    gpus = torch.cuda.device_count()
+    layouts = [parse_layout(text) for text in layout or []] or default_layouts(config, gpus)
+    tolerance = tolerance_of(config, gpus) if tolerance is None else tolerance
+    provide_dataset(config.data, datasets)
+    results = []
+    for measured in measure(run, config, datasets, layouts, steps):
+        results.append(measured)
+        print(f"{len(results)} of {len(layouts)}: {measured.layout}, {measured.seconds:.0f} s", file=sys.stderr)
+    same = all(agrees(measured, results[0], config.bitwise, tolerance) for measured in results)
+    if as_json:
+        print(json.dumps({"same": same, "tolerance": tolerance, "layouts": [vars(measured) for measured in results]}))
+    else:
+        print("\n".join([*table(results), describe_result(same, config, tolerance)]))
+    if not same:
+        raise RunError(f"{run}: the layouts differ by more than {'a bit' if config.bitwise else 'rounding'}")
 
 
 def find_checkpoint_and_config(name: str) -> tuple[Path, "RunConfig"]:

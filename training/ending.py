@@ -40,6 +40,7 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
         tokens_per_second=state.tokens / state.seconds if state.seconds else None,
         loss=float(metrics.train[-1]["loss"]) if len(metrics.train) else None,
         validation_loss=float(metrics.validation[-1]["loss"]) if len(metrics.validation) else None,
+        all_reduces_per_step=log.all_reduces,
         best_step=state.best_step,
         best_loss=state.best_loss,
     )

@@ -26,6 +26,7 @@ class AveragedGradients:
     def __init__(self, module: nn.Module, group: Group) -> None:
         """Wraps a module; its weights become those of rank 0. Every rank must call this."""
         self.module = group.parallel(module)
+        self.group = group
         self.averaged_over = group.process.world_size
         """What the loss must be multiplied by for the gradient to come out as a sum over the processes."""
 
@@ -57,7 +58,7 @@ class ExactGradients:
     def __init__(self, module: nn.Module, group: Group) -> None:
         """Takes over the gradients of a module; its weights become those of rank 0. Every rank must call this."""
         self.module = module
-        self._group = group
+        self.group = group
         parameters = list(module.parameters())
         group.broadcast(parameter.detach() for parameter in parameters)
         device, dtype = parameters[0].device, parameters[0].dtype
@@ -109,7 +110,7 @@ class ExactGradients:
         A gradient that is not finite or out of range makes the whole of it NaN: nothing ever wraps round. Every rank
         must call this.
         """
-        self._group.sum(self._sums)
+        self.group.sum(self._sums)
         bad, out_of_range = (self._sums[-2:] > 0).unbind()
         unit = torch.where(bad | out_of_range, torch.nan, 1 / self._units.double())
         for gradient, sums in self._chunks():

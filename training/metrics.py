@@ -37,6 +37,8 @@ class StepRecord:
     """The GradScaler's; 1 without one."""
     target_tokens: int
     learning_rate: float
+    all_reduces: int = 0
+    """Collectives in which the processes exchanged gradients."""
     out_of_range: bool = False
     """Whether a gradient was too large for bitwise mode's integers."""
 
@@ -126,6 +128,7 @@ def _record(
         scale,
         targets,
         result.learning_rate,
+        result.all_reduces,
         bool(out),
     )
 
@@ -145,6 +148,8 @@ class RunLog:
         self._bar: tqdm[Any] | None = None
         self.seconds = 0.0
         """Training time since the run's beginning, over resumes."""
+        self.all_reduces: int | None = None
+        """Exchanges of gradients in the last step recorded; the first two have more, while DDP forms its buckets."""
 
     def start(self, step: int, seconds: float) -> None:
         """Begins at a step of the run, having trained for some seconds."""
@@ -156,6 +161,7 @@ class RunLog:
         """Records steps that together took some seconds."""
         for record in records:
             self.seconds += seconds / len(records)
+            self.all_reduces = record.all_reduces
             self._write(self._train_line(record, len(records) / seconds * self._tokens_per_step))
             if record.skipped and record.target_tokens:
                 self.event(

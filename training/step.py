@@ -40,6 +40,8 @@ class StepResult:
     target_tokens: int
     """Targets of the whole global batch; with none, or with a norm that is not finite, the update is skipped."""
     learning_rate: float
+    all_reduces: int = 0
+    """Collectives in which the processes exchanged gradients."""
     out_of_range: Tensor | None = None
     """Whether a gradient was too large for bitwise mode's integers; () bool."""
 
@@ -63,6 +65,7 @@ class Trainer:
         The gradient is that of the whole global batch, whatever the layout: what each target weighs is known before
         the first forward, and the processes exchange gradients once, in the last backward.
         """
+        collectives = self.gradients.group.collectives
         counts = self.data.target_counts(step)
         learning_rate = learning_rate_at(step, self.config, self.data.total_steps)
         weights = target_weights(self.config.loss.reduction, counts, self.config.batch.microbatch)
@@ -88,6 +91,7 @@ class Trainer:
             loss_scale=loss_scale,
             target_tokens=int(counts.sum()),
             learning_rate=learning_rate,
+            all_reduces=self.gradients.group.collectives - collectives,
             out_of_range=out_of_range,
         )
 
@@ -95,12 +99,12 @@ class Trainer:
         """Adds a microbatch's share to the gradients; returns the loss sums of its sequences, (B,)."""
         device = self.process.device
         inputs, targets = (to_device(rows, device) for rows in self.data.read(step, positions))
-        weight = to_device(torch.from_numpy(weights[positions.start : positions.stop]).float(), device)
+        weight = to_device(torch.from_numpy(weights[positions.start : positions.stop]), device)
         self._seed_dropout(step, positions.start)
         with self.gradients.microbatch(last):
             with autocast(self.config.precision, device):
                 sums: Tensor = self.gradients.module(inputs, targets)
-            loss = (sums * weight).sum()
+            loss = (sums * weight.to(sums.dtype)).sum()
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return sums.detach()
 
