@@ -20,7 +20,7 @@ from model.hashing import hash32, hash64
 if TYPE_CHECKING:
     from model.gpt import GPTConfig
 
-QUERY_ROWS = 256
+QUERY_ROWS = 64
 """Rows of the attention weights that are computed at once: few enough to stay in a CPU's cache."""
 
 
