@@ -143,7 +143,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
             "world_size": layout.world_size,
             "microbatch": layout.microbatch,
             "accumulation": layout.accumulation,
-            "sentence": describe(layout, config.batch, config.model.dropout),
+            "sentence": describe(layout, config.batch),
         },
         device=process.device.type,
         machine=process.machine(),

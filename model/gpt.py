@@ -10,7 +10,8 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F  # noqa: N812  (the field's name for it)
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+
+from model.dropout import add_branch, attend, drop, site_count
 
 Init = Literal["pytorch", "gpt2"]
 
@@ -75,34 +76,25 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads = config.n_heads
         self.dropout = config.dropout
+        self.context_length = config.context_length
         self.query = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
         self.key = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
         self.value = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
         self.output = nn.Linear(config.emb_dim, config.emb_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Mixes each position with those before it: (B, T, E) -> (B, T, E)."""
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Mixes each position with those before it: (B, T, E) -> (B, T, E); with dropout, given keys (B, H, 2)."""
         query, key, value = (
             projection(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, T, E) -> (B, H, T, D)
             for projection in (self.query, self.key, self.value)
         )
-        # The function has no module mode: it would drop in evaluation too.
-        dropout = self.dropout if self.training else 0.0
-        if dropout and x.device.type == "cpu":
-            # With dropout no kernel for CPUs avoids the (B, H, T, T) attention weights. Three copies of them in each
-            # block would be most of a step's memory (6 GiB for GPT-2 small at 6 x 1024 tokens), so they are made
-            # again in the backward, with the same masks.
-            mixed = checkpoint(_attend, query, key, value, dropout, use_reentrant=False)
-        else:
-            mixed = _attend(query, key, value, dropout)
+        if keys is None:
+            # is_causal instead of a mask: nothing to store, to broadcast, or to fit to the context length.
+            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:  # that function would draw masks of its own
+            mixed = attend(query, key, value, keys, self.dropout, self.context_length)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, E)
         return output
-
-
-def _attend(query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-    """Causal attention of each head: three times (B, H, T, D) -> (B, H, T, D)."""
-    # is_causal instead of a mask: nothing to store, to broadcast, or to fit to the context length.
-    return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
 
 class MLP(nn.Module):
@@ -128,13 +120,13 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.emb_dim, eps=1e-5)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = config.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Adds both branches to the residual stream: (B, T, E) -> (B, T, E)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
-        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return x
+    def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Adds both branches to the residual stream: (B, T, E) -> (B, T, E); with dropout, given keys (B, 2 + H, 2)."""
+        of_attention, of_mlp, of_heads = (None, None, None) if keys is None else (keys[:, 0], keys[:, 1], keys[:, 2:])
+        x = add_branch(x, self.attention(self.attention_norm(x), of_heads), of_attention, self.dropout)
+        return add_branch(x, self.mlp(self.mlp_norm(x)), of_mlp, self.dropout)
 
 
 class GPT(nn.Module):
@@ -149,50 +141,57 @@ class GPT(nn.Module):
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
-        self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim, eps=1e-5)
         self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.token_embedding.weight
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Predicts the next token at each position.
-
-        Args:
-            ids: token ids, (B, T) int64, with T at most context_length.
-
-        Returns:
-            Logits, (B, T, V).
-
-        Raises:
-            ValueError: the sequences are longer than context_length.
-        """
-        logits: Tensor = self.head(self.hidden(ids))  # (B, T, E) -> (B, T, V)
+    def forward(self, ids: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Predicts the next token at each position: the logits, (B, T, V); arguments and errors are those of hidden."""
+        logits: Tensor = self.head(self.hidden(ids, keys))  # (B, T, E) -> (B, T, V)
         return logits
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden(self, ids: Tensor, keys: Tensor | None = None) -> Tensor:
         """Everything but the head, for callers that do not want all logits at once.
 
         Args:
             ids: token ids, (B, T) int64, with T at most context_length.
+            keys: what the dropout masks follow from, by dropout_keys, (B, sites, 2) int32; needed in training mode if
+                the config has dropout, else not looked at.
 
         Returns:
             The residual stream after the final norm, (B, T, E).
 
         Raises:
-            ValueError: the sequences are longer than context_length.
+            ValueError: the sequences are longer than context_length, or keys are needed and missing or do not fit.
         """
         length = ids.shape[1]
         if length > self.config.context_length:
             raise ValueError(f"a sequence of {length} tokens does not fit context_length {self.config.context_length}")
         positions = torch.arange(length, device=ids.device)  # (T,)
         x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T) -> (B, T, E)
-        x = self.dropout(x)
-        for block in self.blocks:
-            x = block(x)
+        if not (self.training and self.config.dropout):
+            for block in self.blocks:
+                x = block(x)
+        else:
+            of_embedding, *of_blocks = self._split_keys(keys, len(ids))
+            x = drop(x, of_embedding, self.config.dropout)
+            for block, of_block in zip(self.blocks, of_blocks, strict=True):
+                x = block(x, of_block)
         normalised: Tensor = self.final_norm(x)
         return normalised
+
+    def _split_keys(self, keys: Tensor | None, sequences: int) -> tuple[Tensor, ...]:
+        """The keys of the embedding, (B, 2), and those of each block, (B, 2 + H, 2)."""
+        shape = (sequences, site_count(self.config), 2)
+        if keys is None or keys.shape != shape:
+            given = "none" if keys is None else f"keys of shape {tuple(keys.shape)}"
+            raise ValueError(
+                f"training with dropout needs keys of shape {shape}, got {given}: hand over dropout_keys(seed, step, "
+                "positions, config), or call eval()"
+            )
+        return keys[:, 0], *keys[:, 1:].unflatten(1, (self.config.n_layers, -1)).unbind(1)
 
 
 def build_gpt(config: GPTConfig, seed: int) -> GPT:

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from model.gpt import GPT, Attention, GPTConfig, build_gpt, flops_per_token, parameter_count
+from model.dropout import dropout_keys, mask_of
+from model.gpt import GPT, GPTConfig, build_gpt, flops_per_token, parameter_count
 
 TINY = GPTConfig(vocab_size=257, context_length=32, emb_dim=48, n_heads=4, n_layers=3, dropout=0.0)
 MEDIUM = GPTConfig(context_length=512, emb_dim=512, n_heads=8, n_layers=8)
@@ -198,9 +199,12 @@ def test_positions_matter() -> None:
     assert not torch.allclose(logits[0, 0], logits[0, 1], atol=1e-3)
 
 
-def test_network_equals_one_written_out_from_the_formulas() -> None:
-    config = with_(TINY, n_layers=1, qkv_bias=True)
-    model = build_gpt(config, seed=42).double().eval()
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_network_equals_one_written_out_from_the_formulas(dropout: float) -> None:
+    """With dropout, the sites are in the order of dropout_keys: embedding, attention, MLP, heads."""
+    config = with_(TINY, n_layers=1, qkv_bias=True, dropout=dropout)
+    model = build_gpt(config, seed=42).double()
+    keys = dropout_keys(1, 2, [3], config)
     weights: dict[str, Tensor] = model.state_dict()
     ids = grid(config)[0][:1]
     length, width, heads = ids.shape[1], config.emb_dim, config.n_heads
@@ -213,7 +217,11 @@ def test_network_equals_one_written_out_from_the_formulas() -> None:
     def linear(x: Tensor, name: str) -> Tensor:
         return x @ weights[f"blocks.0.{name}.weight"].T + weights[f"blocks.0.{name}.bias"]
 
-    x = weights["token_embedding.weight"][ids[0]] + weights["position_embedding.weight"][:length]
+    def dropped(x: Tensor, site: int) -> Tensor:
+        mask = mask_of(keys[:, site], range(length), x.shape[1], x.shape[1], dropout, x.dtype)[0]
+        return x * mask / (1 - round(65536 * dropout) / 65536)
+
+    x = dropped(weights["token_embedding.weight"][ids[0]] + weights["position_embedding.weight"][:length], 0)
     normed = norm(x, "blocks.0.attention_norm")
     mixed = torch.zeros_like(x)
     for head in range(heads):
@@ -221,13 +229,14 @@ def test_network_equals_one_written_out_from_the_formulas() -> None:
         query, key, value = (linear(normed, f"attention.{part}")[:, columns] for part in ("query", "key", "value"))
         scores = query @ key.T / math.sqrt(width // heads)
         future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        mixed[:, columns] = scores.masked_fill(future, -math.inf).softmax(dim=-1) @ value
-    x = x + linear(mixed, "attention.output")
+        attention = scores.masked_fill(future, -math.inf).softmax(dim=-1)
+        mixed[:, columns] = dropped(attention, 3 + head) @ value
+    x = x + dropped(linear(mixed, "attention.output"), 1)
     inner = linear(norm(x, "blocks.0.mlp_norm"), "mlp.up")
     gelu = 0.5 * inner * (1 + torch.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
-    x = norm(x + linear(gelu, "mlp.down"), "final_norm")
-    torch.testing.assert_close(model.hidden(ids)[0], x, rtol=0, atol=1e-12)
-    torch.testing.assert_close(model(ids)[0], x @ weights["head.weight"].T, rtol=0, atol=1e-12)
+    x = norm(x + dropped(linear(gelu, "mlp.down"), 2), "final_norm")
+    torch.testing.assert_close(model.hidden(ids, keys)[0], x, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(ids, keys)[0], x @ weights["head.weight"].T, rtol=0, atol=1e-12)
 
 
 def test_logits_known_on_paper() -> None:
@@ -250,35 +259,14 @@ def test_logits_known_on_paper() -> None:
 
 def test_dropout_acts_in_training_only() -> None:
     inputs, _ = grid(TINY)
-    model = build_gpt(with_(TINY, dropout=0.5), seed=42)
-    plain = build_gpt(TINY, seed=42)
+    config = with_(TINY, dropout=0.5)
+    model, plain = build_gpt(config, seed=42), build_gpt(TINY, seed=42)
+    one, other = (dropout_keys(1, step, range(2), config) for step in (0, 1))
     with torch.no_grad():
-        assert not torch.equal(model(inputs), model(inputs))
+        assert not torch.equal(model(inputs, one), model(inputs, other))
+        assert torch.equal(model(inputs, one), model(inputs, one))
         model.eval()
         assert torch.equal(model(inputs), plain(inputs))
-
-
-def test_dropout_of_attention_weights() -> None:
-    attention = Attention(with_(TINY, dropout=0.5))
-    nn.init.eye_(attention.value.weight)
-    nn.init.eye_(attention.output.weight)
-    nn.init.zeros_(attention.output.bias)
-    # A sequence of one token has one weight for each head: 1, and with dropout 0 or 2.
-    ones = torch.ones(100, 1, 48)
-    assert attention(ones).unique().tolist() == [0, 2]
-    assert attention.eval()(ones).unique().tolist() == [1]
-
-
-def test_dropout_of_embeddings_and_residual_branches() -> None:
-    model = build_gpt(with_(TINY, dropout=0.5, n_layers=1), seed=42)
-    seen: list[Tensor] = []
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.register_forward_hook(lambda _module, _inputs, output: seen.append(output))
-    model(grid(TINY)[0])
-    assert len(seen) == 3
-    for output in seen:
-        assert (output == 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
 
 
 def test_sequence_longer_than_the_context_is_refused() -> None:

@@ -103,7 +103,7 @@ def test_planner_examples(
     assert (layout.world_size, layout.accumulation) == (world_size, accumulation)
     assert layout.global_batch == own.world_size * own.microbatch * own.accumulation, "never changed"
     assert sum(map(sum, sizes(layout))) == layout.global_batch
-    assert describe(layout, own, 0.0).startswith(sentence)
+    assert describe(layout, own).startswith(sentence)
 
 
 def test_g13_tokens_of_a_step() -> None:
@@ -113,18 +113,14 @@ def test_g13_tokens_of_a_step() -> None:
     assert layout.global_batch * 1024 == 491_520
 
 
-def test_dropout_masks_that_follow_the_layout_are_named() -> None:
+def test_another_layout_is_the_same_run() -> None:
     own = batch(8, 12, 1)
-    assert describe(plan_layout(own, 4), own, 0.1).endswith("8 x 12 x 1: the same run, but for its dropout masks)")
-    assert describe(plan_layout(own, 4), own, 0.0).endswith("8 x 12 x 1: the same run)")
+    assert describe(plan_layout(own, 4), own).endswith("(the config says 8 x 12 x 1: the same run)")
 
 
 def test_the_configs_own_layout_is_announced_plainly() -> None:
     own = batch(8, 12, 1)
-    assert (
-        describe(plan_layout(own, 8), own, 0.1)
-        == "96 sequences per step = 8 processes x microbatch 12 x accumulation 1"
-    )
+    assert describe(plan_layout(own, 8), own) == "96 sequences per step = 8 processes x microbatch 12 x accumulation 1"
 
 
 def test_in_bitwise_mode_the_configs_microbatches_are_dealt_whole() -> None:
@@ -144,4 +140,4 @@ def test_in_bitwise_mode_the_configs_microbatches_are_dealt_whole() -> None:
     assert layout.idle_share == pytest.approx(1 / 3)
     assert [layout.microbatches(rank, 6) for rank in range(3)] == [[range(0, 4)], [range(4, 6)], []]
     assert plan_layout(own, 5, bitwise=True).microbatches(4) == []
-    assert "uneven: 33.3 % idle" in describe(layout, own, 0.0)
+    assert "uneven: 33.3 % idle" in describe(layout, own)

@@ -11,6 +11,7 @@ import torch
 from known_model import SMALL, known_gpt, rows
 from torch import Tensor
 
+from model.dropout import dropout_keys
 from model.gpt import GPT, GPTConfig, build_gpt
 from training import loss as loss_module
 from training.loss import IGNORED, Reduction, SequenceLoss, target_weights
@@ -82,6 +83,25 @@ def test_sums_are_of_the_targets_only() -> None:
     sums: Tensor = SequenceLoss(known_gpt())(*rows(sequences, SMALL.context_length))
     assert sums.dtype == torch.float32
     assert sums.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_model_in_float64_has_its_loss_in_float64() -> None:
+    sums: Tensor = SequenceLoss(known_gpt().double())(*rows(((0, 1, 2, 3),), SMALL.context_length))
+    assert sums.dtype == torch.float64
+    # The head's column holds float32 logarithms.
+    column = [math.log(n) if n == 1 else torch.tensor(float(n)).log().double().item() for n in (1, 2, 3, 4)]
+    total = math.log(sum(map(math.exp, column)))
+    assert sums.item() == pytest.approx(sum(total - value for value in column), rel=1e-14)
+
+
+def test_dropout_keys_reach_the_model() -> None:
+    config = replace(WIDE, dropout=0.3)
+    module, ids = SequenceLoss(build_gpt(config, seed=1)), torch.arange(64).view(1, 64)
+    one, again, other = (module(ids, ids, dropout_keys(1, step, [0], config)) for step in (0, 0, 1))
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
+    with pytest.raises(ValueError, match="needs keys"):
+        module(ids, ids)
 
 
 @pytest.mark.parametrize("label", [-1, SMALL.vocab_size])

@@ -471,6 +471,35 @@ def test_g84_dropout_differs_between_ranks_and_steps_and_repeats() -> None:
     assert first[1] == second[1], "the exchanged gradients"
 
 
+def with_dropout(group: Group, microbatch: int, steps: Sequence[int]) -> tuple[list[float], Tensor]:
+    """The losses of some steps of six uneven sequences, with dropout, in float64; and the last step's gradient."""
+    model = build_gpt(replace(RANDOM, dropout=0.3), seed=3).double()
+    window = tuple(tuple(range(1, 1 + length)) for length in (12, 1, 7, 12, 3, 5))
+    batch = Batch(world_size=1, microbatch=6, accumulation=1)
+    trainer = build_trainer(group, model, (window,) * 4, batch, microbatch)
+    losses = [group.sum(trainer.step(step).loss_sum).item() for step in steps]
+    return losses, gradients(model)
+
+
+@pytest.mark.parametrize(("processes", "microbatch"), [(1, 1), (1, 4), (2, 3), (2, 2)])
+def test_dropout_does_not_know_the_layout(processes: int, microbatch: int) -> None:
+    """Six sequences at once, one by one, 3 + 3, and on two processes; to float32's rounding of the weights 1 / N."""
+    losses, gradient = on_ranks(1, with_dropout, 6, range(2))[0]
+    assert abs(losses[0] - losses[1]) > 0.01, "another step has other masks"
+    for found_losses, found_gradient in on_ranks(processes, with_dropout, microbatch, range(2)):
+        assert found_losses == pytest.approx(losses, rel=1e-12)
+        torch.testing.assert_close(found_gradient, gradient, rtol=1e-6, atol=1e-9)
+
+
+def test_g85_masks_after_a_resume_are_those_of_the_step() -> None:
+    """Begun at step 2, as a resumed run does, on one process or two: what the uninterrupted run had there."""
+    losses, gradient = on_ranks(1, with_dropout, 3, range(4))[0]
+    for processes in (1, 2):
+        for resumed, resumed_gradient in on_ranks(processes, with_dropout, 3, (2, 3)):
+            assert resumed == pytest.approx(losses[2:], rel=1e-12)
+            torch.testing.assert_close(resumed_gradient, gradient, rtol=1e-6, atol=1e-9)
+
+
 # When an update is left out
 
 BAD = {

@@ -88,8 +88,8 @@ def plan_layout(batch: Batch, world_size: int, microbatch: int | None = None, bi
     return Layout(world_size, accumulation, global_batch, largest if bitwise else None)
 
 
-def describe(layout: Layout, batch: Batch, dropout: float) -> str:
-    """The one line that announces the layout, and what that changes where it is not the config's."""
+def describe(layout: Layout, batch: Batch) -> str:
+    """The one line that announces the layout, and that it is the same run where it is not the config's."""
     text = (
         f"{layout.global_batch} sequences per step = {layout.world_size} process{'es' * (layout.world_size > 1)} "
         f"x microbatch {layout.microbatch} x accumulation {layout.accumulation}"
@@ -104,5 +104,4 @@ def describe(layout: Layout, batch: Batch, dropout: float) -> str:
         batch.accumulation,
     ):
         return text
-    same = "the same run, but for its dropout masks" if dropout else "the same run"
-    return f"{text} (the config says {batch.world_size} x {batch.microbatch} x {batch.accumulation}: {same})"
+    return f"{text} (the config says {batch.world_size} x {batch.microbatch} x {batch.accumulation}: the same run)"

@@ -61,17 +61,19 @@ class SequenceLoss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
         """Sums of the token losses.
 
         Args:
             inputs: (B, T) int64 token ids.
             targets: (B, T) int64 token ids, or IGNORED.
+            keys: of the dropout masks; see GPT.hidden.
 
         Returns:
-            (B,) float32: for each sequence the sum over its targets of the cross entropy, in nats.
+            (B,) float32, or float64 of a model in float64: for each sequence the sum over its targets of the cross
+            entropy, in nats.
         """
-        hidden = self.model.hidden(inputs).flatten(0, 1)  # (B*T, E)
+        hidden = self.model.hidden(inputs, keys).flatten(0, 1)  # (B*T, E)
         rows = max(1, CHUNK_LOGITS // self.model.config.vocab_size)
         if len(hidden) <= rows:
             losses = self._token_losses(hidden, targets.flatten())
@@ -90,4 +92,5 @@ class SequenceLoss(nn.Module):
         # and the head's gradient would be summed over the chunks in half precision.
         head = self.model.head.weight
         logits = F.linear(hidden, head.view_as(head))  # (rows, V)
-        return F.cross_entropy(logits.float(), targets, ignore_index=IGNORED, reduction="none")
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")

@@ -1,5 +1,6 @@
 """What a run will do, in a few lines, before it does it."""
 
+from model.dropout import QUERY_ROWS
 from model.gpt import parameter_count
 from training.config import CosineSchedule, RunConfig
 from training.layout import Layout, describe
@@ -26,10 +27,10 @@ def plan_lines(config: RunConfig, layout: Layout, total_steps: int | None, devic
     refused = " (refused here: fp16 needs a GPU)" if (config.precision.amp, device) == ("fp16", "cpu") else ""
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
-        f"layout: {describe(layout, config.batch, config.model.dropout)}",
+        f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, on {device}{refused}",
-        f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
+        f"memory: about {estimated_memory(config, layout.microbatch) / GIB:.1f} GiB per process",
     ]
 
 
@@ -43,21 +44,24 @@ def _schedule(config: RunConfig, total_steps: int | None) -> str:
     return f"{peak:g} after a warm-up of {warmup}, then a cosine to {peak * config.schedule.final_fraction:g}"
 
 
-def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
+def estimated_memory(config: RunConfig, microbatch: int) -> int:
     """A rough estimate, in bytes, of what one process needs at its peak beside the libraries.
 
     Weights, gradients and AdamW's two moments in float32; activations kept for the backward, about 18 numbers per
-    token and width in each block; the attention weights of one block where dropout keeps the CPU from a flash kernel;
-    the logits of one chunk of the head.
+    token and width in each block, with dropout the masks of its two residual branches as well; the attention weights
+    of the rows that are computed at once, with dropout, which no fused kernel does for us; the logits of one chunk of
+    the head.
     """
     from training.loss import CHUNK_LOGITS
 
     model = config.model
     tokens = microbatch * model.context_length
     size = 4 if config.precision.amp == "off" else 2
-    block = 18 * tokens * model.emb_dim * size
+    block = (20 if model.dropout else 18) * tokens * model.emb_dim * size
     weights = 0
-    if model.dropout and device == "cpu":
-        weights = microbatch * model.n_heads * model.context_length**2 * (5 * size + 1)
+    if model.dropout:
+        # In the backward: weights, mask and slopes in float32, the slopes' product, what was dropped, hashes.
+        rows = min(QUERY_ROWS, model.context_length)
+        weights = microbatch * model.n_heads * rows * model.context_length * (3 * 4 + 2 * size + 4)
     logits = min(tokens * model.vocab_size, CHUNK_LOGITS) * 4 * 3
     return 16 * parameter_count(model) + model.n_layers * block + weights + logits

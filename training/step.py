@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from model.hashing import hash64
+from model.dropout import dropout_keys
 from training.config import Precision, RunConfig
 from training.data import TrainingData
 from training.distributed import Process
@@ -100,18 +100,20 @@ class Trainer:
         device = self.process.device
         inputs, targets = (to_device(rows, device) for rows in self.data.read(step, positions))
         weight = to_device(torch.from_numpy(weights[positions.start : positions.stop]), device)
-        self._seed_dropout(step, positions.start)
+        keys = self._dropout_keys(step, positions)
         with self.gradients.microbatch(last):
             with autocast(self.config.precision, device):
-                sums: Tensor = self.gradients.module(inputs, targets)
+                sums: Tensor = self.gradients.module(inputs, targets, keys)
             loss = (sums * weight.to(sums.dtype)).sum()
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         return sums.detach()
 
-    def _seed_dropout(self, step: int, first_position: int) -> None:
-        """Makes a microbatch's dropout masks a function of its place in the run: there is no random state to save."""
-        if self.config.model.dropout:
-            torch.manual_seed(hash64(self.config.seeds.training, step, first_position))
+    def _dropout_keys(self, step: int, positions: range) -> Tensor | None:
+        """What a microbatch's dropout masks follow from: its sequences' places in the run, so no state to save."""
+        model = self.config.model
+        if not model.dropout:
+            return None
+        return to_device(dropout_keys(self.config.seeds.training, step, positions, model), self.process.device)
 
     def _update(self, learning_rate: float, has_targets: bool) -> Tensor:
         """Clips and applies the gradients; returns their norm before clipping.
