@@ -1,14 +1,21 @@
 """What may change when a run goes on: every key of the config, and the cases that depend on what has been done."""
 
+import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Finished, Workplace
 from small_configs import small_config
 
-from training.changes import Passes, change_lines, compare_configs, refuse_changes
+from training.changes import Changed, Passes, change_lines, compare_configs, refuse_changes
 from training.config import RunConfig, config_mapping
+from training.config_file import load_run_config
 from training.errors import UserError
+from training.metrics_file import read_metrics
+from training.optimizer import learning_rate_at
 
 # Another value for every key; of a run of 10 steps of 64 tokens, 5 of them done.
 REFUSED: dict[str, Any] = {
@@ -54,8 +61,10 @@ TAKEN: dict[str, Any] = {
     "checkpoint.keep": 1,
     "hub.private": False,
 }
+TAKEN_LATER: dict[str, Any] = {"reproducibility": "bitwise", "hub.repo": "owner/model"}
+"""What this version cannot do yet may change all the same."""
 IS_THE_RECORD: dict[str, Any] = {"interventions": ["no-dropout"], "overrides": ["checkpoint.keep=1"]}
-ONLY_VALUE = {"optimizer.name", "reproducibility", "resolved", "hub.repo"}
+ONLY_VALUE = {"optimizer.name", "resolved"}
 """Keys that have one valid value, so far."""
 
 
@@ -78,10 +87,8 @@ def changed(key: str, value: Any) -> RunConfig:
 
 def test_every_key_of_a_config_is_classified() -> None:
     """A new one fails here until somebody has thought about it."""
-    assert flat(config_mapping(run_of())).keys() == {*REFUSED, *TAKEN, *IS_THE_RECORD, *ONLY_VALUE}
-    assert len({*REFUSED, *TAKEN, *IS_THE_RECORD, *ONLY_VALUE}) == sum(
-        map(len, (REFUSED, TAKEN, IS_THE_RECORD, ONLY_VALUE))
-    )
+    classified = [*REFUSED, *TAKEN, *TAKEN_LATER, *IS_THE_RECORD, *ONLY_VALUE]
+    assert sorted(classified) == sorted(flat(config_mapping(run_of())))
 
 
 @pytest.mark.parametrize("key", REFUSED)
@@ -105,6 +112,16 @@ def test_what_only_steps_to_come_depend_on_is_taken(key: str) -> None:
         assert changes.taken[key] == values
         assert set(changes.taken) == {key} or key == "schedule.name"
     assert compare_configs(after, after, done=5).taken == {}
+
+
+@pytest.mark.parametrize("key", TAKEN_LATER)
+def test_what_is_not_there_yet_is_taken_too(key: str) -> None:
+    section, _, name = key.partition(".")
+    before = run_of()
+    value = getattr(before, section).model_copy(update={name: TAKEN_LATER[key]}) if name else TAKEN_LATER[key]
+    changes = compare_configs(before, before.model_copy(update={section: value}), done=5)
+    assert changes.refused == []
+    assert changes.taken[key][1] == TAKEN_LATER[key]
 
 
 @pytest.mark.parametrize("key", IS_THE_RECORD)
@@ -203,8 +220,8 @@ def test_all_that_is_refused_is_in_one_sentence() -> None:
 
 
 def test_what_is_told_of_a_change() -> None:
-    changed = {"optimizer.clip_norm": [None, 1.0], "schedule.name": ["constant", "cosine"]}
-    assert change_lines(changed, done=1234) == [
+    taken: Changed = {"optimizer.clip_norm": [None, 1.0], "schedule.name": ["constant", "cosine"]}
+    assert change_lines(taken, done=1234) == [
         "optimizer.clip_norm: null -> 1.0 from step 1,235 on",
         "schedule.name: constant -> cosine from step 1,235 on",
     ]
@@ -212,3 +229,209 @@ def test_what_is_told_of_a_change() -> None:
         line, remark = change_lines({key: [64, 128]}, done=20)
         assert line == f"{key}: 64 -> 128 from step 21 on"
         assert remark.startswith("validation losses up to step 20 do not compare with those to come: ")
+
+
+# Whole runs: 10 steps of 512 tokens, validated every 4 steps, saved every 5
+
+
+def trained(run: Finished, first: int = 1) -> list[dict[str, Any]]:
+    """The train lines from a step on, but for what depends on the clock."""
+    lines = [line for line in run.of_kind("train") if line["step"] >= first]
+    return [{key: line[key] for key in line.keys() - {"seconds", "tokens_per_second"}} for line in lines]
+
+
+def weights(run: Finished) -> bytes:
+    return (run.folder / "latest" / "model.safetensors").read_bytes()
+
+
+def resumes(run: Finished) -> list[dict[str, Any]]:
+    return [event for event in run.of_kind("event") if event["event"] == "resume"]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def edit_config(checkpoint: Path, section: str, **values: Any) -> None:
+    """Changes the config that a checkpoint says it was trained with."""
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["config"][section] |= values
+    (checkpoint / "state.json").write_text(json.dumps(state))
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    written = (checkpoint / "state.json").read_bytes()
+    manifest["state.json"] = {"size": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_learning_rate_that_changes_on_the_way(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing changes before; step 6 has the loss of the unchanged run, and the run is that of an edited checkpoint."""
+    config = workplace.write_config()
+    whole = workplace.train_here(config, output="whole")
+    workplace.train_here(config, stop_after=5)
+    capsys.readouterr()
+    run = workplace.train_here(config, resume="latest", stop_after=7, overrides=["optimizer.learning_rate=2e-3"])
+    assert "\noptimizer.learning_rate: 0.0004 -> 0.002 from step 6 on\n" in capsys.readouterr().err
+    run = workplace.train_here(config, resume="latest")  # what was --set stays
+    assert trained(run)[:5] == trained(whole)[:5]
+    assert run.losses[5] == whole.losses[5]
+    assert run.losses[6] != whole.losses[6]
+    assert [line["learning_rate"] for line in run.of_kind("train")] == [4e-4] * 5 + [2e-3] * 5
+    assert [event["changed"] for event in resumes(run)] == [{"optimizer.learning_rate": [4e-4, 2e-3]}, {}]
+    assert "learning_rate: 0.002" in (run.folder / "config.yaml").read_text()
+    assert (
+        json.loads((run.folder / "latest" / "state.json").read_text())["config"]["optimizer"]["learning_rate"] == 2e-3
+    )
+    assert "| step 6 | `optimizer.learning_rate` | `0.0004` | `0.002` |" in (run.folder / "report.md").read_text()
+
+    edited = workplace.train_here(config, stop_after=5, output="edited")
+    edit_config(edited.folder / "step_00000005", "optimizer", learning_rate=2e-3)
+    edited = workplace.train_here(
+        workplace.write_config(optimizer={"learning_rate": 2e-3}), resume="latest", output="edited"
+    )
+    assert resumes(edited)[0]["changed"] == {}
+    assert trained(edited) == trained(run)
+    assert weights(edited) == weights(run)
+
+
+def test_a_run_that_is_made_longer(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Half way or when it had finished: bit for bit the run that was as long from the start."""
+    config = workplace.write_config()
+    whole = workplace.train_here(config, output="whole", overrides=["data.train_tokens=10240"])
+    for stop in (5, None):
+        workplace.train_here(config, stop_after=stop, overwrite=True)
+        run = workplace.train_here(config, resume="latest", overrides=["data.train_tokens=10240"])
+        assert trained(run) == trained(whole)
+        assert weights(run) == weights(whole)
+        assert resumes(run)[0]["changed"] == {"data.train_tokens": [5120, 10240]}
+    assert "Finished: step 20 of 20." in (run.folder / "report.md").read_text()
+    assert [event["step"] for event in run.of_kind("event") if event["event"] == "finished"] == [10, 20]
+    best = read_metrics(run.folder / "metrics.jsonl").best_validation()
+    assert best is not None
+    assert f"step_{best['step']:08d}" == os.readlink(run.folder / "best")
+
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.folder / "metrics.jsonl").write_text("".join(lines[:-1]))  # killed before its second end was recorded
+    run = workplace.train_here(config, resume="latest")
+    assert run.of_kind("event")[-1]["event"] == "finished"
+    before = content(run.folder)
+    capsys.readouterr()
+    workplace.train_here(config, resume="latest", overrides=["optimizer.eps=1e-7"])
+    assert "nothing left to do, 20 of 20 steps are done; not taken: optimizer.eps" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"train_tokens 10240 -> 5120 \(10 steps in all instead of 20, and 20 are done"):
+        workplace.train_here(config, resume="latest", overrides=["data.train_tokens=5120"])
+    assert content(run.folder) == before
+
+
+def test_a_cosine_follows_the_new_length(workplace: Workplace) -> None:
+    """Ended, it goes on where the schedule of 20 steps is at step 11: the rate jumps up."""
+    config = workplace.write_config(schedule={"name": "cosine", "warmup_percent": 20})
+    workplace.train_here(config)
+    longer = ["data.train_tokens=10240"]
+    run = workplace.train_here(config, resume="latest", overrides=longer)
+    resolved = load_run_config(str(config), longer)
+    rates = [learning_rate_at(step, resolved, 10 if step < 10 else 20) for step in range(20)]
+    assert [line["learning_rate"] for line in run.of_kind("train")] == rates
+    assert rates[10] > 3 * rates[9]
+
+
+def test_what_is_refused_leaves_the_run_as_it_was(workplace: Workplace) -> None:
+    """Also where only the data tell: train_tokens -1 is as many steps as they hold."""
+    config = workplace.write_config(data={"train_tokens": -1, "shuffle": True, "validation_tokens": 640})
+    workplace.write_tokens(file="validation")
+    run = workplace.train_here(config, stop_after=3)
+    before = content(run.folder)
+    for overrides, problem in (
+        (["data.train_tokens=5120"], r"data.train_tokens -1 -> 5120 \(data.shuffle orders another number"),
+        (["data.train_tokens=1000"], r"-1 -> 1000 \(2 steps in all instead of 58, and 3 are done\)"),
+        (["seeds.training=1", "data.shuffle=false"], "data.shuffle true -> false, seeds.training 42 -> 1; "),
+        (["batch.accumulation=4"], r"batch.accumulation 2 -> 4 \(the global batch 16 -> 32\)"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            workplace.train_here(config, resume="auto", overrides=[*overrides, "optimizer.learning_rate=1e-3"])
+        assert content(run.folder) == before
+    run = workplace.train_here(config, resume="auto", stop_after=4, overrides=["data.train_tokens=29696"])
+    assert len(run.losses) == 4, "58 steps all the same"
+
+
+def test_a_validation_that_changes_looks_for_the_best_anew(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`best` stays until there is another, also where few checkpoints are kept; more tokens can have a higher loss."""
+    config = workplace.write_config(checkpoint={"every": 1, "keep": 1})
+    run = workplace.train_here(config, stop_after=6)
+    assert os.readlink(run.folder / "best") == "step_00000004"
+    capsys.readouterr()
+    other = ["evaluation.tokens=64", "data.validation_start=26000"]
+    run = workplace.train_here(config, resume="latest", stop_after=7, overrides=other)
+    assert "validation losses up to step 6 do not compare with those to come" in capsys.readouterr().err
+    assert os.readlink(run.folder / "best") == "step_00000004"
+    assert sorted(path.name for path in run.folder.glob("step_*")) == ["step_00000004", "step_00000007"]
+    state = json.loads((run.folder / "latest" / "state.json").read_text())
+    assert (state["best_step"], state["best_loss"]) == (None, None)
+    best = read_metrics(run.folder / "metrics.jsonl").best_validation()
+    assert best is not None
+    assert best["step"] == 4
+
+    run = workplace.train_here(config, resume="latest", stop_after=8)
+    assert os.readlink(run.folder / "best") == "step_00000008"
+    assert sorted(path.name for path in run.folder.glob("step_*")) == ["step_00000008"]
+    row = run.of_kind("validation")[-1]
+    assert (row["step"], row["target_tokens"]) == (8, 64)
+    state = json.loads((run.folder / "latest" / "state.json").read_text())
+    assert (state["best_step"], state["best_loss"]) == (8, row["loss"])
+
+
+@pytest.mark.slow
+def test_everything_that_may_change_at_once(workplace: Workplace) -> None:
+    """The optimizer's state finds its parameters in other groups; the scaler, the schedule and the loss begin anew."""
+    config = workplace.write_config()
+    workplace.train_here(config, stop_after=5)
+    changes: Changed = {
+        "precision.amp": ["off", "bf16"],
+        "precision.matmul": ["highest", "high"],
+        "optimizer.weight_decay": [0.1, 0.01],
+        "optimizer.betas": [[0.9, 0.999], [0.9, 0.95]],
+        "optimizer.decay": ["all", "matrices"],
+        "optimizer.clip_norm": [None, 0.1],
+        "loss.reduction": ["token", "microbatch_mean"],
+        "schedule.name": ["constant", "cosine"],
+        "checkpoint.keep": [3, 1],
+    }
+    overrides = [f"{key}={json.dumps(new)}" for key, (_, new) in changes.items()]
+    run = workplace.train_here(config, resume="latest", overrides=overrides)
+    assert changes.items() <= resumes(run)[0]["changed"].items()
+    assert len(run.losses) == 10
+    assert [line["clipped"] for line in run.of_kind("train")] == [False] * 5 + [True] * 5
+
+
+@pytest.mark.slow
+def test_another_rate_on_another_number_of_processes(workplace: Workplace) -> None:
+    """Two processes, then three with another rate: the same losses as on one."""
+    config = workplace.write_config()
+    new = ["--resume", "latest", "--set", "optimizer.learning_rate=2e-3"]
+    workplace.train(config, "--stop-after", "5", output="one")
+    one = workplace.train(config, *new, output="one")
+    workplace.train(config, "--stop-after", "5", processes=2)
+    several = workplace.train(config, *new, processes=3)
+    assert (one.status, several.status) == (0, 0), several.errors
+    assert several.losses == pytest.approx(one.losses, rel=1e-5)
+    assert several.errors.count("optimizer.learning_rate: 0.0004 -> 0.002 from step 6 on") == 1
+    assert [line["learning_rate"] for line in several.of_kind("train")] == [4e-4] * 5 + [2e-3] * 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_refusal_is_one_sentence_from_one_process(workplace: Workplace, processes: int) -> None:
+    """Status 2, or torchrun's 1: every key is named, no file changes."""
+    config = workplace.write_config()
+    run = workplace.train_here(config, stop_after=5)
+    before = content(run.folder)
+    refused = ["--set", "model.dropout=0.1", "--set", "seeds.weights=1", "--set", "data.train_tokens=2560"]
+    done = workplace.train(config, "--resume", "latest", *refused, processes=processes)
+    assert done.status == (2 if processes == 1 else 1)
+    sentence = (
+        "after 5 steps these changes would make it another run: model.dropout 0.0 -> 0.1, seeds.weights 42 -> 1, "
+    )
+    assert done.errors.count(sentence) == 1, done.errors
+    assert "data.train_tokens 5120 -> 2560 (5 steps in all instead of 10, and 5 are done); " in done.errors
+    assert content(run.folder) == before
