@@ -234,10 +234,9 @@ def test_what_is_told_of_a_change() -> None:
 # Whole runs: 10 steps of 512 tokens, validated every 4 steps, saved every 5
 
 
-def trained(run: Finished, first: int = 1) -> list[dict[str, Any]]:
-    """The train lines from a step on, but for what depends on the clock."""
-    lines = [line for line in run.of_kind("train") if line["step"] >= first]
-    return [{key: line[key] for key in line.keys() - {"seconds", "tokens_per_second"}} for line in lines]
+def trained(run: Finished) -> list[dict[str, Any]]:
+    """The train lines, but for what depends on the clock."""
+    return [{key: line[key] for key in line.keys() - {"seconds", "tokens_per_second"}} for line in run.of_kind("train")]
 
 
 def weights(run: Finished) -> bytes:
@@ -264,35 +263,43 @@ def edit_config(checkpoint: Path, section: str, **values: Any) -> None:
 
 
 def test_a_learning_rate_that_changes_on_the_way(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing changes before; step 6 has the loss of the unchanged run, and the run is that of an edited checkpoint."""
-    config = workplace.write_config()
-    whole = workplace.train_here(config, output="whole")
-    workplace.train_here(config, stop_after=5)
+    """Nothing changes before, the first step after has the loss of the unchanged run; it is told and recorded."""
+    config = workplace.write_config(evaluation={"every": None})
+    whole = workplace.train_here(config, output="whole", stop_after=4)
+    workplace.train_here(config, stop_after=2)
     capsys.readouterr()
-    run = workplace.train_here(config, resume="latest", stop_after=7, overrides=["optimizer.learning_rate=2e-3"])
-    assert "\noptimizer.learning_rate: 0.0004 -> 0.002 from step 6 on\n" in capsys.readouterr().err
-    run = workplace.train_here(config, resume="latest")  # what was --set stays
-    assert trained(run)[:5] == trained(whole)[:5]
-    assert run.losses[5] == whole.losses[5]
-    assert run.losses[6] != whole.losses[6]
-    assert [line["learning_rate"] for line in run.of_kind("train")] == [4e-4] * 5 + [2e-3] * 5
-    assert [event["changed"] for event in resumes(run)] == [{"optimizer.learning_rate": [4e-4, 2e-3]}, {}]
+    run = workplace.train_here(config, resume="latest", stop_after=4, overrides=["optimizer.learning_rate=2e-3"])
+    assert "\noptimizer.learning_rate: 0.0004 -> 0.002 from step 3 on\n" in capsys.readouterr().err
+    assert trained(run)[:2] == trained(whole)[:2]
+    assert run.losses[2] == whole.losses[2]
+    assert run.losses[3] != whole.losses[3]
+    assert [line["learning_rate"] for line in run.of_kind("train")] == [4e-4, 4e-4, 2e-3, 2e-3]
+    assert resumes(run)[0]["changed"] == {"optimizer.learning_rate": [4e-4, 2e-3]}
     assert "learning_rate: 0.002" in (run.folder / "config.yaml").read_text()
-    assert (
-        json.loads((run.folder / "latest" / "state.json").read_text())["config"]["optimizer"]["learning_rate"] == 2e-3
-    )
-    assert "| step 6 | `optimizer.learning_rate` | `0.0004` | `0.002` |" in (run.folder / "report.md").read_text()
+    state = json.loads((run.folder / "latest" / "state.json").read_text())
+    assert state["config"]["optimizer"]["learning_rate"] == 2e-3
+    assert "| step 3 | `optimizer.learning_rate` | `0.0004` | `0.002` |" in (run.folder / "report.md").read_text()
 
-    edited = workplace.train_here(config, stop_after=5, output="edited")
-    edit_config(edited.folder / "step_00000005", "optimizer", learning_rate=2e-3)
-    edited = workplace.train_here(
-        workplace.write_config(optimizer={"learning_rate": 2e-3}), resume="latest", output="edited"
-    )
+
+@pytest.mark.slow
+def test_a_changed_rate_is_that_of_an_edited_checkpoint(workplace: Workplace) -> None:
+    """Bit for bit: by --set, which stays over another resumption, or in the YAML file."""
+    config = workplace.write_config()
+    for output in ("set", "edited"):
+        workplace.train_here(config, stop_after=5, output=output)
+    changed = ["optimizer.learning_rate=2e-3"]
+    workplace.train_here(config, resume="latest", stop_after=7, output="set", overrides=changed)
+    run = workplace.train_here(config, resume="latest", output="set")
+    assert [event["changed"] for event in resumes(run)] == [{"optimizer.learning_rate": [4e-4, 2e-3]}, {}]
+    edit_config(workplace.folder / "edited" / "run" / "step_00000005", "optimizer", learning_rate=2e-3)
+    config = workplace.write_config(optimizer={"learning_rate": 2e-3})
+    edited = workplace.train_here(config, resume="latest", output="edited")
     assert resumes(edited)[0]["changed"] == {}
     assert trained(edited) == trained(run)
     assert weights(edited) == weights(run)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_made_longer(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     """Half way or when it had finished: bit for bit the run that was as long from the start."""
     config = workplace.write_config()
@@ -322,6 +329,7 @@ def test_a_run_that_is_made_longer(workplace: Workplace, capsys: pytest.CaptureF
     assert content(run.folder) == before
 
 
+@pytest.mark.slow
 def test_a_cosine_follows_the_new_length(workplace: Workplace) -> None:
     """Ended, it goes on where the schedule of 20 steps is at step 11: the rate jumps up."""
     config = workplace.write_config(schedule={"name": "cosine", "warmup_percent": 20})
@@ -349,10 +357,9 @@ def test_what_is_refused_leaves_the_run_as_it_was(workplace: Workplace) -> None:
         with pytest.raises(UserError, match=problem):
             workplace.train_here(config, resume="auto", overrides=[*overrides, "optimizer.learning_rate=1e-3"])
         assert content(run.folder) == before
-    run = workplace.train_here(config, resume="auto", stop_after=4, overrides=["data.train_tokens=29696"])
-    assert len(run.losses) == 4, "58 steps all the same"
 
 
+@pytest.mark.slow
 def test_a_validation_that_changes_looks_for_the_best_anew(
     workplace: Workplace, capsys: pytest.CaptureFixture[str]
 ) -> None:
