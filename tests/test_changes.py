@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 from conftest import Finished, Workplace
-from small_configs import small_config
+from small_configs import small_config, write_positions
 
 from training.changes import Changed, Passes, change_lines, compare_configs, refuse_changes
 from training.config import RunConfig, config_mapping
 from training.config_file import load_run_config
+from training.data import TrainingData, permuted
 from training.errors import UserError
+from training.layout import Layout
 from training.metrics_file import read_metrics
 from training.optimizer import learning_rate_at
+from training.rows import Rows, TokenFile
 
 # Another value for every key; of a run of 10 steps of 64 tokens, 5 of them done.
 REFUSED: dict[str, Any] = {
@@ -229,6 +232,19 @@ def test_what_is_told_of_a_change() -> None:
         line, remark = change_lines({key: [64, 128]}, done=20)
         assert line == f"{key}: 64 -> 128 from step 21 on"
         assert remark.startswith("validation losses up to step 20 do not compare with those to come: ")
+
+
+def test_g86_a_step_is_a_place_in_the_data_whatever_the_accumulation(tmp_path: Path) -> None:
+    """Epochs of 100 microbatches, 4 a step: steps 500 and 510 are in epoch 20, at its microbatches 0 and 40."""
+    rows = Rows(TokenFile(write_positions(tmp_path / "train.safetensors", 801)), start=0, count=100, context=8)
+    for world_size, accumulation in ((1, 4), (2, 2), (4, 1)):
+        layout = Layout(world_size, accumulation, global_batch=4)
+        for step, first in ((500, 0), (510, 40)):
+            data = TrainingData(rows, global_batch=4, epochs=30, shuffle_seed=None)
+            assert data.total_steps == 750
+            assert data.sequences(step, layout.microbatches(0)[0]) == [first]
+            shuffled = TrainingData(rows, global_batch=4, epochs=30, shuffle_seed=42)
+            assert shuffled.sequences(step, layout.microbatches(0)[0]) == [permuted(first, 100, 42, 20)]
 
 
 # Whole runs: 10 steps of 512 tokens, validated every 4 steps, saved every 5

@@ -440,6 +440,18 @@ def test_overrides_of_the_start_stay_part_of_the_run(folder: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_schedule_that_is_replaced_takes_its_overrides_with_it(folder: Path) -> None:
+    """The other has no such keys, and nothing but another --set can take one back."""
+    overrides = ["schedule.name=cosine", "seeds.weights=1", "schedule.warmup_percent=10"]
+    start(folder)
+    save(folder, 4, small_config(schedule={"name": "cosine", "warmup_percent": 10}, overrides=overrides))
+    assert saved_overrides(folder, "latest", ["schedule.name = cosine"]) == ["schedule.name = cosine", *overrides[1:]]
+    assert saved_overrides(folder, "latest", ["schedule.name=constant"]) == [
+        "seeds.weights=1",
+        "schedule.name=constant",
+    ]
+
+
 def test_overrides_are_those_up_to_the_checkpoint_to_go_on_from(folder: Path) -> None:
     """Who goes back gives up what was changed later, with the steps that it was changed for."""
     early, late = (small_config(overrides=[f"checkpoint.keep={keep}"]) for keep in (2, 5))

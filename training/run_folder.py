@@ -113,12 +113,24 @@ def saved_overrides(folder: Path, resume: str, fresh: Sequence[str]) -> list[str
         checkpoints = [(folder / resume).resolve()]
     for checkpoint in reversed(checkpoints):
         try:
-            saved = list(read_state(checkpoint).config["overrides"])
+            config = read_state(checkpoint).config
+            saved = _without_the_old_schedule(list(config["overrides"]), fresh, config["schedule"]["name"])
             break
         except (UserError, KeyError, TypeError):  # damaged: open_run says so, if it is the one wanted
             continue
-    by_key = {override.partition("=")[0].strip(): override for override in [*saved, *fresh]}
-    return list(by_key.values())
+    return list({_key_and_value(override)[0]: override for override in [*saved, *fresh]}.values())
+
+
+def _without_the_old_schedule(saved: list[str], fresh: Sequence[str], schedule: str) -> list[str]:
+    """Drops the keys of a schedule that the fresh overrides replace by another, which does not have them."""
+    if dict(map(_key_and_value, fresh)).get("schedule.name", schedule) == schedule:
+        return saved
+    return [override for override in saved if not override.strip().startswith("schedule.")]
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.strip(), value.strip()
 
 
 def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: bool) -> Opening:
