@@ -316,6 +316,23 @@ def test_a_changed_rate_is_that_of_an_edited_checkpoint(workplace: Workplace) ->
 
 
 @pytest.mark.slow
+def test_a_restart_by_torchrun_takes_a_change_once(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command again: before the next checkpoint from the same step, after it without anything new."""
+    config = workplace.write_config(checkpoint={"every": 2})
+    workplace.train_here(config, stop_after=4)
+    new = ["optimizer.learning_rate=2e-3"]
+    run = workplace.train_here(config, resume="step_00000002", stop_after=3, overrides=new)
+    (run.folder / "step_00000003").rename(run.folder / ".step_00000003.partial")  # as if killed while writing it
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    run = workplace.train_here(config, resume="step_00000002", stop_after=6, overrides=new)
+    run = workplace.train_here(config, resume="step_00000002", overrides=new)
+    taken = {"optimizer.learning_rate": [4e-4, 2e-3]}
+    assert [(event["step"], event["changed"]) for event in resumes(run)] == [(2, taken), (2, taken), (6, {})]
+    assert [line["learning_rate"] for line in run.of_kind("train")] == [4e-4] * 2 + [2e-3] * 8
+    assert (run.folder / "report.md").read_text().count("| `optimizer.learning_rate` |") == 1
+
+
+@pytest.mark.slow
 def test_a_run_that_is_made_longer(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
     """Half way or when it had finished: bit for bit the run that was as long from the start."""
     config = workplace.write_config()

@@ -125,7 +125,7 @@ def _loss_chart(metrics: Metrics, name: str) -> "Figure":
                 label = ""
     _limit_losses(axes, low, high, np.concatenate([train["loss"], validation["loss"]]))
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
