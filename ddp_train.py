@@ -19,6 +19,7 @@ import torch
 import typer
 
 from model.gpt import parameter_count
+from training.changes import Changed, changes_validation
 from training.checkpoint import (
     TrainingState,
     publish,
@@ -74,7 +75,7 @@ def main(
     fresh = overrides or []
     if begun_by_this_launch(folder):
         resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
-    config = load_run_config(run, saved_overrides(folder, fresh) if resume else fresh)
+    config = load_run_config(run, saved_overrides(folder, resume, fresh) if resume else fresh)
     process = Process.from_environment()
     if dry_run:
         print_plan(
@@ -99,16 +100,17 @@ def main(
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         session = build(config, folder, datasets, microbatch, opening, group)
         state = first_state(session, opening)
-        stop = session.data.total_steps if stop_after is None else min(stop_after, session.data.total_steps)
+        total = session.data.total_steps
+        stop = total if stop_after is None else min(stop_after, total)
         if opening.checkpoint is None or state.step < stop:
             group.first("begin", lambda: begin(folder, opening))
             announce(session, opening, state)
-            state = train(session, state, stop)
-        elif group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder)):
-            total = session.data.total_steps
-            session.log.say(f"{folder}: nothing left to do, {state.step:,} of {total:,} steps are done")
-            return
-        else:  # killed between its last checkpoint and the end
+            state = train(session, with_comparable_best(state, opening.changed), stop)
+        else:
+            session.log.say(nothing_left(session, opening, state))
+            if group.first("finished", lambda: state.step < total or is_finished(folder, state.step)):
+                return
+            # It was killed between its last checkpoint and the end.
             group.first("mend", lambda: cut_back(folder / METRICS, state.step))
         group.first("finish", lambda: finish(session, state))
 
@@ -122,6 +124,12 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         print("\n".join(plan_lines(config, layout, total_steps, process.device.type)))
 
 
+def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:
+    """What is said where a resumption has no step to train; nothing is changed then, the config neither."""
+    text = f"{session.folder}: nothing left to do, {state.step:,} of {session.data.total_steps:,} steps are done"
+    return f"{text}; not taken: {', '.join(opening.changed)}" if opening.changed else text
+
+
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     """Says what is about to happen, and records where it happens."""
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
@@ -131,7 +139,8 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
     log.start(state.step, state.seconds)
-    where = {"checkpoint": opening.checkpoint} if opening.checkpoint else {}
+    # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
+    where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
     log.event(
         state.step,
         "resume" if opening.checkpoint else "start",
@@ -176,6 +185,11 @@ def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
     if stop == 0:
         session.group.first("save 0", partial(save, session, state))
     return state
+
+
+def with_comparable_best(state: TrainingState, changed: Changed) -> TrainingState:
+    """Without a best, where validation losses are measured on other tokens from here on."""
+    return replace(state, best_loss=None, best_step=None) if changes_validation(changed) else state
 
 
 def is_due(every: int | None, step: int) -> bool:

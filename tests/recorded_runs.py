@@ -74,7 +74,7 @@ def write_run(folder: Path, rows: list[dict[str, Any]], config: dict[str, Any] |
 
 
 def full_run(folder: Path) -> Path:
-    """20 steps, resumed after 10 on a machine twice as fast: one overflow, one non-finite step, 3 clipped."""
+    """20 steps, resumed after 10 on a machine twice as fast, with changes: one overflow, one non-finite, 3 clipped."""
     rows = [begin(0, "start", 1)]
     for step in range(1, 11):
         rows.append(bad_row(step) if step in (1, 7) else train_row(step))
@@ -85,7 +85,8 @@ def full_run(folder: Path) -> Path:
         event(10, "checkpoint", checkpoint="step_00000010", best=True, seconds=0.1),
         event(10, "sample", prompt="Every effort", text="an older text"),
         event(10, "stopped"),
-        begin(10, "resume", 2, checkpoint="step_00000010"),
+        begin(10, "resume", 1, checkpoint="step_00000010", changed={"optimizer.eps": [1e-8, 1e-7]}),  # killed at once
+        begin(10, "resume", 2, checkpoint="step_00000010", changed={"optimizer.betas": [[0.9, 0.95], [0.9, 0.999]]}),
     ]
     for step in range(11, 21):
         clipped = step in (12, 13, 14)
@@ -93,6 +94,7 @@ def full_run(folder: Path) -> Path:
         rows.append(train_row(step, seconds=5.0 + 0.25 * (step - 10), grad_norm=norm, clipped=clipped))
     rows += [
         validation_row(15, math.log(64), bits_per_byte=1.25),
+        event(15, "checkpoint", checkpoint="step_00000015", best=True, seconds=0.1),
         validation_row(20, 4.2, bits_per_byte=1.27),
         event(20, "sample", prompt="Every effort", text=" ends in ```` and\n```python\n# code"),
         event(20, "finished", seconds=7.5, tokens=20480, best_step=15),

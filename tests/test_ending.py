@@ -106,7 +106,7 @@ ROWS = [begin(0, "start", 1), *map(train_row, (1, 2, 3)), validation_row(3, 4.25
 
 def test_the_end_of_a_run_is_recorded_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_run(tmp_path / "run", ROWS)
-    assert not is_finished(folder)
+    assert not is_finished(folder, 3)
     assert finish(folder, 3, ("Every effort", " moves you")) == [
         event(3, "sample", prompt="Every effort", text=" moves you"),
         event(
@@ -121,7 +121,8 @@ def test_the_end_of_a_run_is_recorded_and_shown(tmp_path: Path, capsys: pytest.C
             best_loss=4.25,
         ),
     ]
-    assert is_finished(folder)
+    assert is_finished(folder, 3)
+    assert not is_finished(folder, 6), "made longer, it has another end"
     assert {"report.md", "loss.png", "grad_norm.png", "learning_rate.png"} < {path.name for path in folder.iterdir()}
     assert " moves you" in (folder / "report.md").read_text()
     shown = capsys.readouterr()
@@ -143,7 +144,7 @@ def test_a_run_without_a_tokenizer_that_stops_early(tmp_path: Path, capsys: pyte
     folder = write_run(tmp_path / "run", ROWS)
     (stopped,) = finish(folder, 20, None)
     assert (stopped["event"], stopped["step"]) == ("stopped", 3)
-    assert not is_finished(folder)
+    assert not is_finished(folder, 3)
     shown = capsys.readouterr().err
     assert shown.startswith("Training reached step 3 of 20 in 1.500 seconds\n")
     assert "Sample" not in shown

@@ -18,7 +18,7 @@ def test_reads_rows_in_order_with_null_as_nan(tmp_path: Path) -> None:
     assert np.isnan(metrics.train[6]["loss"])
     assert metrics.train[6]["skipped"]
     assert metrics.validation["loss"].tolist() == [4.25, math.log(64), 4.2]
-    assert [found["step"] for found in metrics.events_named("start", "resume")] == [0, 10]
+    assert [found["step"] for found in metrics.events_named("start", "resume")] == [0, 10, 10]
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ def test_reads_rows_in_order_with_null_as_nan(tmp_path: Path) -> None:
     [
         ([4.2, 4.1, 3.9], [1, 2], 2),  # the last is lower, but over more tokens
         ([4.2, 4.1, 4.3], [1, 2, 3], 3),  # it was the best over the same tokens
+        ([3.8, 4.1, 3.9], [1, 3], 3),  # validated on something else from step 2 on, or made longer
         ([4.1, 4.1, 3.9], [], 1),
         ([None, 4.1, 3.9], [2], 2),
         ([None, None, 3.9], [], None),

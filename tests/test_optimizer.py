@@ -82,6 +82,32 @@ def test_g50_the_warm_up_counts_updates() -> None:
     assert learning_rate_at(0, config(peak=1.0, warmup_percent=50), 20) == pytest.approx(1e-5), "G54: never 0"
 
 
+@pytest.mark.parametrize(("world_size", "accumulation"), [(1, 8), (2, 4), (4, 2)])
+def test_g51_the_schedule_counts_updates_on_any_number_of_processes(world_size: int, accumulation: int) -> None:
+    """A quarter of 100 updates, without a warm-up: (1 + cos 45 degrees) / 2 of the peak, whatever the split."""
+    split = config(peak=1.0, warmup_percent=0, final_fraction=0).model_copy(
+        update={
+            "data": Data(dataset="test", train_tokens=100 * 96 * 1024),
+            "batch": Batch(world_size=world_size, microbatch=12, accumulation=accumulation),
+        }
+    )
+    assert split.total_steps == 100
+    assert learning_rate_at(25, split, 100) == pytest.approx(0.8535533906)
+
+
+def test_g54_the_first_update_is_not_wasted() -> None:
+    """At peak 1.0 its rate is 1e-5, and AdamW moves every parameter by that much."""
+    model = build_gpt(SMALL, seed=1)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer = build_optimizer(model, Optimizer(weight_decay=0))
+    optimizer.param_groups[0]["lr"] = learning_rate_at(0, config(peak=1.0, warmup_percent=50), 20)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), old - 1e-5, rtol=0, atol=5e-7)
+
+
 def test_a_constant_rate() -> None:
     assert {learning_rate_at(step, config(), 10) for step in (0, 1, 9, 10, 1000)} == {PEAK}
 

@@ -123,6 +123,15 @@ def test_report_has_the_runs_figures(reported: Path) -> None:
     assert "clip_norm: 0.5" in report
 
 
+def test_report_lists_what_changed_on_the_way(reported: Path, odd_report: str) -> None:
+    """But for the change of a resume that was killed before its first step, and given up with the next."""
+    report = (reported / "report.md").read_text()
+    assert "\n## Changed on the way\n" in report
+    assert ["step 11", "`optimizer.betas`", "`[0.9, 0.95]`", "`[0.9, 0.999]`"] in cells(report)
+    assert "optimizer.eps" not in report
+    assert "Changed on the way" not in odd_report
+
+
 def test_sample_with_backticks_stays_in_its_fence(reported: Path) -> None:
     report = (reported / "report.md").read_text()
     assert "`````\n ends in ```` and\n```python\n# code\n`````\n" in report

@@ -33,6 +33,20 @@ def test_batches_are_int64_inputs_and_targets_of_the_rows_asked_for(tmp_path: Pa
     assert rows.stop == 99
 
 
+def test_the_fingerprint_is_that_of_the_file_not_of_the_range(tmp_path: Path) -> None:
+    """A run may go on with more of a file, but not with another: a token, the length or the type differs."""
+    path = tmp_path / "train.safetensors"
+    tokens = np.arange(20_000)
+    file = TokenFile(write_tokens(path, tokens))
+    found = file.fingerprint()
+    assert Rows(file, 0, 10, 8).fingerprint() == Rows(file, 80, 99, 32).fingerprint() == found
+    assert TokenFile(write_tokens(tmp_path / "copy.safetensors", tokens)).fingerprint() == found
+    others: list[tuple[Any, Any]] = [(tokens[:-1], np.uint16), (tokens[1:], np.uint16), (tokens, np.int32)]
+    others += [(np.where(tokens == place, 7, tokens), np.uint16) for place in (0, 9_999, 19_999)]
+    fingerprints = {TokenFile(write_tokens(path, *other)).fingerprint() for other in others}
+    assert len(fingerprints | {found}) == 1 + len(others)
+
+
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 6520504474\n"
 WHOLE = save({"tokens": np.arange(1025, dtype=np.uint16)})
 

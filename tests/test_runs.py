@@ -276,15 +276,6 @@ def test_a_restart_by_torchrun_repeats_a_refusal(workplace: Workplace, monkeypat
         workplace.train_here(config, resume="step_00000003")
 
 
-def test_the_range_that_best_is_judged_by_stays(workplace: Workplace) -> None:
-    """evaluation.every may change on resume, evaluation.tokens not: losses over different ranges do not compare."""
-    config = workplace.write_config()
-    workplace.train_here(config, stop_after=4, overrides=["evaluation.every=1"])
-    workplace.train_here(config, stop_after=6, resume="latest", overrides=["evaluation.every=2"])
-    with pytest.raises(UserError, match=r"evaluation\.tokens None, now it is 64"):
-        workplace.train_here(config, resume="latest", overrides=["evaluation.tokens=64"])
-
-
 @pytest.mark.parametrize("content", [None, ""])
 def test_metrics_that_are_gone_are_told(
     workplace: Workplace, capsys: pytest.CaptureFixture[str], content: str | None
@@ -351,15 +342,11 @@ def test_a_full_disk_is_one_sentence(workplace: Workplace) -> None:
 
 
 def test_overrides_stay_part_of_the_run(workplace: Workplace) -> None:
-    """--set counts from then on: not repeated on resume; a change of what is computed is refused."""
+    """--set counts from then on: not repeated on resume."""
     config = workplace.write_config()
     workplace.train_here(config, overrides=["optimizer.learning_rate=1e-3"], stop_after=2)
     run = workplace.train_here(config, resume="latest", stop_after=4, overrides=["checkpoint.keep=7"])
     assert {line["learning_rate"] for line in run.of_kind("train")} == {0.001}
-    with pytest.raises(UserError, match=r"learning_rate 0\.001, now it is 0\.002"):
-        workplace.train_here(config, resume="latest", overrides=["optimizer.learning_rate=2e-3"])
-    with pytest.raises(UserError, match=r"data\.train_tokens 5120, now it is 51200"):  # R18
-        workplace.train_here(config, resume="latest", overrides=["data.train_tokens=51200"])
 
 
 @pytest.mark.slow

@@ -118,11 +118,14 @@ def _loss_chart(metrics: Metrics, name: str) -> "Figure":
         label = f"validation (best {best['loss']:.4f} at step {best['step']:,})"
         size = 4 if len(where) <= 100 else 2
         axes.plot(where, value, color=VERMILION, lw=1.5, marker="s", ms=size, label=label)
-    for number, resume in enumerate(metrics.events_named("resume")):
-        axes.axvline(resume["step"], color=GREY, lw=1, ls=":", label="" if number else "resumed")
+    for style, label, with_changes in ((":", "resumed", False), ("--", "resumed with changes", True)):
+        for resume in metrics.events_named("resume"):
+            if bool(resume.get("changed")) == with_changes:
+                axes.axvline(resume["step"], color=GREY, lw=1, ls=style, label=label)
+                label = ""
     _limit_losses(axes, low, high, np.concatenate([train["loss"], validation["loss"]]))
     if axes.get_legend_handles_labels()[0]:
-        figure.legend(loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

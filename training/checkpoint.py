@@ -54,7 +54,7 @@ class TrainingState:
     best_loss: float | None  # lowest validation loss so far, nats per token
     best_step: int | None
     scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
-    data: str  # fingerprint of the training range
+    data: str  # fingerprint of the training file
     config: dict[str, Any]  # the run's resolved config
 
 

@@ -53,10 +53,10 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
     log.say(f"Checkpoint: {(folder / 'latest').resolve()}")
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether the end of the run has been recorded; a resumption cuts back what was recorded behind it."""
-    events = [event["event"] for event in read_metrics(folder / "metrics.jsonl").events]
-    return "finished" in events
+def is_finished(folder: Path, step: int) -> bool:
+    """Whether this step has been recorded as the run's end; a run that was made longer has had an earlier one."""
+    events = read_metrics(folder / "metrics.jsonl").events_named("finished")
+    return any(event["step"] == step for event in events)
 
 
 def sample_text(model: GPT, rows: Rows, tokenizer: Tokenizer, dataset: Path, seed: int) -> tuple[str, str]:

@@ -57,16 +57,18 @@ class Metrics:
         return [event for event in self.events if event["event"] in names]
 
     def best_validation(self) -> np.void | None:
-        """The validation row of the lowest loss (the earliest, if several share it); None without one.
+        """The validation row that the link `best` stands for; None without one.
 
-        Only rows over as many targets as the first are compared: the last is over all there is, those in the loop
-        over `evaluation.tokens`. Whether such a last step was the best is in the event of its checkpoint.
+        A new best is saved at once, so it is that of the last checkpoint saved as best: the run knows which losses
+        compare, while the numbers recorded are over all there is at the end, over `evaluation.tokens` before, and
+        over something else again after a resumption that changes what is validated on. Where no checkpoint says, it
+        is the lowest (the earliest, if several share it) of those over as many targets as the first.
         """
         rows = self.validation[np.isfinite(self.validation["loss"])]
-        alike = rows["target_tokens"] == self.validation["target_tokens"][:1]
         saved = [event["step"] for event in self.events_named("checkpoint") if event.get("best")]
-        wider = rows[~alike & np.isin(rows["step"], saved)]
-        candidates = wider[-1:] if len(wider) else rows[alike]
+        candidates = rows[np.isin(rows["step"], saved)][-1:]
+        if not len(candidates):
+            candidates = rows[rows["target_tokens"] == self.validation["target_tokens"][:1]]
         best: np.void | None = candidates[np.argmin(candidates["loss"])] if len(candidates) else None
         return best
 

@@ -4,6 +4,7 @@ Nothing else is read, so `isobatch report RUN` can write it again at any time, a
 half way or that went on elsewhere.
 """
 
+import json
 import math
 import os
 import re
@@ -78,6 +79,7 @@ def write_report(run_folder: Path) -> Path:
         _chart_section(),
         _run_section(metrics, config),
         _place_section(metrics),
+        _change_section(metrics),
         _gradient_section(metrics, clip_norm),
         _sample_section(metrics),
         ["## Config", "", _fenced(config_file.read_text(encoding="utf-8"), "yaml")],
@@ -139,7 +141,7 @@ def _result_section(metrics: Metrics) -> list[str]:
     if len(np.unique(metrics.validation["target_tokens"])) > 1:
         note = (
             "The validations do not all cover the same tokens: compare losses with the same number. "
-            "Which step is the best was decided over those of the first validation."
+            "Which step is the best was decided over those of the validations in the loop, anew where they changed."
         )
         section += ["", note]
     return section
@@ -216,6 +218,17 @@ def _place_section(metrics: Metrics) -> list[str]:
         rows.append((f"step {begin['step']:,}{checkpoint}", layout, *place, speed))
     titles = ("From", "Layout", "Machine", "Device", "PyTorch", "Speed")
     return ["## Layouts and machines", "", *_table(titles, rows)]
+
+
+def _change_section(metrics: Metrics) -> list[str]:
+    """What resumptions changed; of several at one step only the last was trained on with."""
+    resumes = {event["step"]: event for event in metrics.events_named("resume")}
+    rows = [
+        (f"step {step + 1:,}", f"`{key}`", *(f"`{json.dumps(value)}`" for value in values))
+        for step, event in resumes.items()
+        for key, values in (event.get("changed") or {}).items()
+    ]
+    return ["## Changed on the way", "", *_table(("From", "Key", "Before", "After"), rows)] if rows else []
 
 
 def _gradient_section(metrics: Metrics, clip_norm: float | None) -> list[str]:

@@ -62,6 +62,17 @@ class TokenFile:
         tokens: Tokens = self._tokens[start:stop].astype(np.int64)
         return tokens
 
+    def fingerprint(self) -> str:
+        """A sha256 over the length, the type and some of the tokens, spread evenly: cheap, and telling enough.
+
+        It does not depend on which part of the file is used: a run may go on with more of it.
+        """
+        digest = hashlib.sha256(f"{self.length} {self.limit}".encode())
+        size = min(FINGERPRINT_TOKENS, self.length)
+        for start in np.unique(np.linspace(0, self.length - size, FINGERPRINT_PIECES).astype(np.int64)).tolist():
+            digest.update(self.read(start, start + size).tobytes())
+        return digest.hexdigest()
+
     def first_bad_token(self, start: int, stop: int, vocab_size: int) -> int | None:
         """Offset of the first id in [start, stop) that is not in [0, vocab_size)."""
         if not self.signed and self.limit < vocab_size:
@@ -88,12 +99,8 @@ class Rows:
         return self.start + self.count * self.context + 1
 
     def fingerprint(self) -> str:
-        """A sha256 over the range's place and some of its tokens, spread evenly: cheap, and telling enough."""
-        digest = hashlib.sha256(f"{self.start} {self.stop}".encode())
-        size = min(FINGERPRINT_TOKENS, self.stop - self.start)
-        for begin in np.linspace(self.start, self.stop - size, FINGERPRINT_PIECES).astype(np.int64).tolist():
-            digest.update(self.file.read(begin, begin + size).tobytes())
-        return digest.hexdigest()
+        """That of the file: by it a run recognises its data."""
+        return self.file.fingerprint()
 
     def read(self, numbers: Sequence[int]) -> Batch:
         """Inputs and targets, each (B, T) int64, of the sequences with these numbers within the range."""

@@ -7,11 +7,12 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint import find_checkpoint, list_checkpoints, number_of, supersede
+from training.changes import Changed, change_lines, compare_configs, refuse_changes
+from training.checkpoint import SUPERSEDED, find_checkpoint, list_checkpoints, number_of, supersede
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
@@ -24,8 +25,6 @@ METRICS = "metrics.jsonl"
 LOCK = ".lock"
 SECONDS_TO_WAIT_FOR_LOCK = 5.0
 LAUNCH = ".launch"
-MAY_CHANGE = ("evaluation.every", "checkpoint", "hub", "overrides")
-"""Keys that a resumed run may have otherwise: they say when something is recorded, not what is computed."""
 OURS = re.compile(
     r"step_\d+|latest|best|config\.yaml|metrics\.jsonl|report\.md|(loss|grad_norm|learning_rate)\.png"
     r"|\.(lock|launch)|\..*\.(new|partial|old)"
@@ -45,6 +44,8 @@ class Opening:
     """What the user should know, a sentence each."""
     state: dict[str, Any] | None = None
     """The checkpoint's TrainingState."""
+    changed: Changed = field(default_factory=dict)
+    """In what the config is not that of the checkpoint."""
     superseded: tuple[str, ...] = ()
     """Checkpoints after the one to go on from: no longer this run's, removed once its next one is complete."""
     keeps_others: bool = False
@@ -97,17 +98,39 @@ def _locked(descriptor: int, folder: Path) -> bool:
     return True
 
 
-def saved_overrides(folder: Path, fresh: Sequence[str]) -> list[str]:
-    """The --set of a run's start and of its resumption: they stay part of the run; the later of a key counts."""
+def saved_overrides(folder: Path, resume: str, fresh: Sequence[str]) -> list[str]:
+    """The --set of a run up to the checkpoint to go on from, and those given now; the later of a key counts.
+
+    Args:
+        folder: checkpoints/<run>.
+        resume: latest, best, auto or a checkpoint's name. Going back to an older one leaves out what came later.
+        fresh: the --set of this command.
+    """
     saved: list[str] = []
-    for checkpoint in reversed(list_checkpoints(folder)):
+    if resume in ("latest", "auto"):
+        checkpoints = [path for path in list_checkpoints(folder) if not (path / SUPERSEDED).exists()]
+    else:
+        checkpoints = [(folder / resume).resolve()]
+    for checkpoint in reversed(checkpoints):
         try:
-            saved = list(read_state(checkpoint).config["overrides"])
+            config = read_state(checkpoint).config
+            saved = _without_the_old_schedule(list(config["overrides"]), fresh, config["schedule"]["name"])
             break
         except (UserError, KeyError, TypeError):  # damaged: open_run says so, if it is the one wanted
             continue
-    by_key = {override.partition("=")[0].strip(): override for override in [*saved, *fresh]}
-    return list(by_key.values())
+    return list({_key_and_value(override)[0]: override for override in [*saved, *fresh]}.values())
+
+
+def _without_the_old_schedule(saved: list[str], fresh: Sequence[str], schedule: str) -> list[str]:
+    """Drops the keys of a schedule that the fresh overrides replace by another, which does not have them."""
+    if dict(map(_key_and_value, fresh)).get("schedule.name", schedule) == schedule:
+        return saved
+    return [override for override in saved if not override.strip().startswith("schedule.")]
+
+
+def _key_and_value(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.strip(), value.strip()
 
 
 def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: bool) -> Opening:
@@ -146,32 +169,13 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     if newer:
         remarks.append(f"newer checkpoints will be removed once the next one is complete: {', '.join(newer)}")
     saved = config_from_mapping({"name": config.name, **state.config}, str(found.path / "state.json"))
-    refuse_changes(saved, config, folder)
+    changes = compare_configs(saved, config, state.step)
+    refuse_changes(changes, folder, state.step)
+    remarks += change_lines(changes.taken, state.step)
     lacking = state.step - recorded_steps(folder / METRICS, state.step)
     if lacking:
         remarks.append(f"{folder / METRICS}: lacks {lacking:,} of the {state.step:,} steps so far; charts will too")
-    return Opening(found.path.name, config_mapping(config), remarks, asdict(state), superseded)
-
-
-def refuse_changes(saved: RunConfig, now: RunConfig, folder: Path) -> None:
-    """Makes sure that what a run computes stays as it was when it started.
-
-    The split of the global batch may change, unless the loss depends on it.
-
-    Raises:
-        UserError: naming the first key that differs, with both values.
-    """
-    before, after = _flat(config_mapping(saved)), _flat(config_mapping(now))
-    for key in sorted(before.keys() | after.keys()):
-        if key in MAY_CHANGE or key.split(".")[0] in MAY_CHANGE or before.get(key) == after.get(key):
-            continue
-        same_batch = saved.global_batch == now.global_batch and now.loss.reduction != "microbatch_mean"
-        if key.startswith("batch.") and same_batch:
-            continue
-        raise UserError(
-            f"{folder}: the run was started with {key} {before.get(key)}, now it is {after.get(key)}; a run's config "
-            "stays as it was: undo the change, or start another run (another name, or --overwrite)"
-        )
+    return Opening(found.path.name, config_mapping(config), remarks, asdict(state), changes.taken, superseded)
 
 
 def begin(folder: Path, opening: Opening) -> None:
@@ -229,10 +233,3 @@ def _empty(folder: Path, keeps_others: bool) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat

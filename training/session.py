@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
+from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint import FOR_THE_MODEL, TrainingState, bare_module, checkpoint_name, problem_of
 from training.config import REPOSITORY, RunConfig
+from training.config_check import config_from_mapping
 from training.data import (
     TrainingData,
     check_vocabulary,
@@ -147,8 +149,24 @@ def first_state(session: Session, opening: Opening) -> TrainingState:
             f"{session.dataset}: the training tokens are not those that {opening.checkpoint} was trained on (another "
             "revision, or prepared elsewhere); copy the dataset from where the run was started"
         )
+    if any(key in opening.changed for key in LENGTH):
+        refuse_another_order(session, state)
     if session.trainer.scaler is not None and state.scaler is not None:
         session.trainer.scaler.load_state_dict(state.scaler)
     if state.best_step is not None and not (session.folder / checkpoint_name(state.best_step)).is_dir():
         state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
     return replace(state, config=opening.config)
+
+
+def refuse_another_order(session: Session, state: TrainingState) -> None:
+    """Looks at a changed length again, now that the data are open: a train_tokens of -1 has become a number.
+
+    Raises:
+        UserError: the steps so far would have been others.
+    """
+    now, folder = session.config, session.folder
+    saved = config_from_mapping({"name": now.name, **state.config}, str(folder))
+    before, after = (
+        Passes(data.steps_per_epoch, data.epochs) for data in (open_training_data(saved, session.dataset), session.data)
+    )
+    refuse_changes(compare_configs(saved, now, state.step, (before, after)), folder, state.step)
