@@ -66,8 +66,8 @@ def test_a_file_that_is_no_whole_token_file(tmp_path: Path, content: bytes) -> N
         ({"tokens": torch.zeros(9, dtype=torch.uint64)}, "has type U64"),
         ({"tokens": torch.zeros(9, dtype=torch.bool)}, "has type BOOL"),
         (
-            {"tokens": torch.zeros(9, dtype=torch.int32), "document_ends": torch.ones(1, dtype=torch.int64)},
-            "document datasets are not available",
+            {"tokens": torch.zeros(9, dtype=torch.int32), "loss_mask": torch.ones(9, dtype=torch.uint8)},
+            "has a `loss_mask` without `document_ends`; only documents can be masked; add the ends",
         ),
     ],
 )

@@ -21,13 +21,13 @@ from training.data import (
     tokenizer_file,
 )
 from training.distributed import Group
+from training.document_rows import AnyRows
 from training.errors import UserError
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog
 from training.optimizer import build_optimizer
 from training.restore import broadcast_optimizer, load_optimizer, load_weights
-from training.rows import Rows
 from training.run_folder import METRICS, Opening
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
@@ -41,7 +41,7 @@ class Session:
     dataset: Path
     group: Group
     trainer: Trainer
-    validation: Rows | None
+    validation: AnyRows | None
     tokenizer: Tokenizer | None
     byte_lengths: NDArray[np.int64] | None
     dataset_revision: str | None
@@ -99,9 +99,7 @@ def build(
         tokenizer=tokenizer,
         byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
         dataset_revision=revision,
-        log=RunLog(
-            folder / METRICS, process.is_main, data.total_steps, config.tokens_per_step, config.optimizer.clip_norm
-        ),
+        log=RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm),
     )
 
 
@@ -118,7 +116,7 @@ def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> 
     return str(other)
 
 
-def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, Rows | None]:
+def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, AnyRows | None]:
     """Opens what is trained on and validated on, and checks every id in it. Collective."""
     data = open_training_data(config, dataset)
     check_vocabulary(data.rows, config.model.vocab_size, group)

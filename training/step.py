@@ -41,6 +41,8 @@ class StepResult:
     target_tokens: int
     """Targets of the whole global batch; with none, or with a norm that is not finite, the update is skipped."""
     learning_rate: float
+    input_tokens: int
+    """Input tokens of the whole global batch, without padding."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,7 @@ class Trainer:
             loss_scale=loss_scale,
             target_tokens=int(counts.sum()),
             learning_rate=learning_rate,
+            input_tokens=self.data.input_tokens(step),
         )
 
     def _backward(self, step: int, positions: range, weights: NDArray[np.float64], exchange: bool) -> Tensor:
