@@ -3,6 +3,7 @@
 Names like G05 are those of public reports against other tools.
 """
 
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from known_model import ONE_TO_FOUR, ONE_TO_FOUR_LOSS, SMALL, known_gpt
+from ranks import on_ranks
 from safetensors.numpy import save
 from small_configs import small_config, write_positions
-from small_documents import write_documents
+from small_documents import documents_of_targets, write_documents
 
 from model.gpt import GPTConfig, build_gpt
 from training import document_rows
+from training.config import Batch, Data, Optimizer, Precision, RunConfig
 from training.data import TrainingData, open_training_data, open_validation
+from training.distributed import Group
 from training.document_rows import DocumentRows, DocumentSummary
 from training.errors import UserError
+from training.evaluation import Evaluated, evaluate
 from training.layout import Layout, plan_layout
 from training.loss import IGNORED, SequenceLoss
+from training.metrics import StepReader, StepRecord
+from training.optimizer import build_optimizer
 from training.rows import TokenFile
+from training.step import Trainer
 
 DOCUMENTS = [[10, 11, 12, 13], [20], [30, 31], [40, 41, 42, 43, 44, 45]]
 MASKS = [[1, 0, 1, 1], [1], [0, 1], [0, 0, 0, 0, 1, 1]]
@@ -294,3 +303,113 @@ def test_validation_documents_in_the_loop_must_hold_a_target(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"^evaluation.tokens: the first documents of .* up to 8 tokens hold no target"):
         open_validation(small_config(evaluation={"tokens": 8}), tmp_path)
     assert open_validation(small_config(evaluation={"tokens": 9}), tmp_path).count == 2
+
+
+# Through the real step, and the real evaluation
+
+SPLITS = (None, 4, 2, 1)
+"""Values of --microbatch for a config of 1 x 4 x 1 sequences."""
+
+
+def build_trainer(group: Group, folder: Path, microbatch: int | None, optimizer: Optimizer) -> Trainer:
+    """The real trainer of the known model, on the documents of a folder, four of them a step."""
+    model = known_gpt()
+    batch = Batch(world_size=1, microbatch=4, accumulation=1)
+    precision = Precision(amp="off", matmul="highest")
+    config = RunConfig(
+        name="test",
+        model=model.config,
+        data=Data(dataset="test"),
+        batch=batch,
+        precision=precision,
+        optimizer=optimizer,
+    )
+    layout = plan_layout(batch, group.process.world_size, microbatch)
+    parallel = group.parallel(SequenceLoss(model))
+    data = open_training_data(config, folder)
+    return Trainer(config, group.process, layout, data, parallel, build_optimizer(model, optimizer), None)
+
+
+def train_all(group: Group, folder: Path) -> list[tuple[StepRecord, list[float]]]:
+    """Each step on each split of it: its record, and the gradient of the four numbers that the loss depends on."""
+    found = []
+    for microbatch in SPLITS:
+        trainer = build_trainer(group, folder, microbatch, Optimizer(learning_rate=1e-30, weight_decay=0.0))
+        reader = StepReader(group)
+        for step in range(trainer.data.total_steps):
+            reader.add(step + 1, trainer.step(step))
+            gradient = trainer.parallel.module.model.head.weight.grad
+            found.append((reader.read()[0][0], gradient[:4, 0].tolist()))
+    return found
+
+
+def evaluate_all(group: Group, folder: Path) -> list[Evaluated]:
+    """All documents of a folder's validation, for each size of the microbatch."""
+    rows = DocumentRows(TokenFile(folder / "validation.safetensors"), 12)
+    model = known_gpt(replace(SMALL, context_length=12))
+    precision = Precision(amp="off", matmul="highest")
+    lengths = np.array([1, 2, 3, 4, 100, 100])
+    return [evaluate(SequenceLoss(model), rows, range(rows.count), m, precision, group, lengths) for m in (1, 2, 3, 4)]
+
+
+ZERO, ONLY_3 = (0.0,) * 4, (0.1, 0.2, 0.3, -0.6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2, 3, 4])
+def test_documents_weigh_by_their_targets_on_every_layout(tmp_path: Path, processes: int) -> None:
+    """The one-to-four fixture; G37: documents without targets beside others; a short last step; G05."""
+    fixture, masks = documents_of_targets(ONE_TO_FOUR)
+    masked = [[3] * 4] * 3
+    documents = [*fixture, [5, 3, 3, 3, 3], *masked, [3] * 5, [4]]
+    write_documents(tmp_path / "train.safetensors", documents, [*masks, [1] * 5, *[[0] * 4] * 3, [1] * 5, [1]])
+    for found in on_ranks(processes, train_all, tmp_path):
+        assert len(found) == 3 * len(SPLITS)
+        for number, (record, gradient) in enumerate(found):
+            targets, loss, expected, tokens = [
+                (10, ONE_TO_FOUR_LOSS, ZERO, 10), (4, 0.916291, ONLY_3, 13), (4, 0.916291, ONLY_3, 4),
+            ][number % 3]  # fmt: skip
+            assert (record.target_tokens, record.input_tokens) == (targets, tokens)
+            assert record.loss == pytest.approx(loss, abs=1e-6)
+            assert gradient == pytest.approx(expected, abs=1e-6)
+
+
+def skip_a_step(group: Group, folder: Path) -> tuple[list[StepRecord], list[bool]]:
+    """Three steps of real updates; the records, and whether each left the weights as they were."""
+    trainer = build_trainer(group, folder, 1, Optimizer(learning_rate=1e-3, weight_decay=0.1))
+    head, reader, still = trainer.parallel.module.model.head.weight, StepReader(group), []
+    for step in range(3):
+        before = head.detach().clone()
+        reader.add(step + 1, trainer.step(step))
+        still.append(torch.equal(head, before))
+    return reader.read()[0], still
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_g69_a_step_whose_targets_are_all_masked_is_skipped(tmp_path: Path, processes: int) -> None:
+    documents, masks = [[5, 0, 3]] * 12, [[0, 1, 1]] * 4 + [[1, 0, 0]] * 4 + [[0, 1, 1]] * 4
+    write_documents(tmp_path / "train.safetensors", documents, masks)
+    for records, still in on_ranks(processes, skip_a_step, tmp_path):
+        assert still == [record.skipped for record in records] == [False, True, False]
+        assert [record.target_tokens for record in records] == [8, 0, 8]
+        assert records[1].loss is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_g60_g62_g63_the_validation_loss_of_documents(tmp_path: Path, processes: int) -> None:
+    """The mean over all targets, for every size of the microbatch and number of processes; bytes of targets alone."""
+    cases: dict[str, tuple[tuple[tuple[int, ...], ...], float, int]] = {
+        "G60": (((0,), (3,) * 9), 1.054920, 37),
+        "G62": (ONE_TO_FOUR, ONE_TO_FOUR_LOSS, 30),
+        "G63": (((0,), (3,), (3,), (3,), (3,)), 1.193550, 17),
+    }
+    for name, (sequences, loss, size) in cases.items():
+        documents, masks = documents_of_targets(sequences)
+        path = tmp_path / name / "validation.safetensors"
+        write_documents(path, [*documents, [0, 0, 0]], [*masks, [1, 0, 0]])
+        for found in on_ranks(processes, evaluate_all, tmp_path / name):
+            for evaluated in found:
+                assert evaluated.loss == pytest.approx(loss, abs=1e-6)
+                assert (evaluated.target_tokens, evaluated.target_bytes) == (sum(map(len, sequences)), size)

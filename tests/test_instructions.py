@@ -52,7 +52,10 @@ def encoded(tokenizer: Path, text: str) -> list[int]:
 
 def test_prompt_and_response_are_tokenized_apart_and_the_prompt_is_no_target(tmp_path: Path, tokenizer: Path) -> None:
     """The end of text is a target, and a literal one in a text is not an end."""
-    records = [{"prompt": "so so s", "response": f"o {END_OF_TEXT} so", "other": 1}, {"prompt": "on", "response": ""}]
+    records: list[dict[str, Any]] = [
+        {"prompt": "so so s", "response": f"o {END_OF_TEXT} so", "other": 1},
+        {"prompt": "on", "response": ""},
+    ]
     source = write_lines(tmp_path / "a.jsonl", records)
     prepare_instructions([source], tmp_path / "set", tokenizer, 0.0)
     end = load_tokenizer(tokenizer / "tokenizer.json").token_to_id(END_OF_TEXT)
@@ -70,7 +73,7 @@ def test_prompt_and_response_are_tokenized_apart_and_the_prompt_is_no_target(tmp
 
 
 def test_alpaca_s_records_are_rendered_with_the_published_template(tmp_path: Path) -> None:
-    records = [
+    records: list[dict[str, Any]] = [
         {"instruction": "Add {these}.", "input": "1, 2", "output": "3"},
         {"instruction": "Say yes.", "input": "", "output": "yes"},
         {"instruction": "Say no.", "output": "no"},
