@@ -117,11 +117,12 @@ def main(
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process) -> None:
     """Prints what the run would do; the data are looked at only where the config leaves their length open."""
-    total_steps = config.total_steps
+    total_steps, documents = config.total_steps, None
     if total_steps is None and (datasets / config.data.dataset).is_dir():
-        total_steps = open_training_data(config, datasets / config.data.dataset).total_steps
+        data = open_training_data(config, datasets / config.data.dataset)
+        total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        print("\n".join(plan_lines(config, layout, total_steps, process.device.type)))
+        print("\n".join(plan_lines(config, layout, total_steps, process.device.type, documents)))
 
 
 def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:
@@ -133,12 +134,16 @@ def nothing_left(session: Session, opening: Opening, state: TrainingState) -> st
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     """Says what is about to happen, and records where it happens."""
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
-    for line in plan_lines(config, layout, session.data.total_steps, process.device.type):
+    documents = session.data.rows.summary
+    validation_documents = session.validation.summary if session.validation is not None else None
+    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents):
         log.say(line)
+    if validation_documents is not None:
+        log.say(f"validation: {validation_documents.sentence(config.model.context_length)}")
     for remark in opening.remarks:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
-    log.start(state.step, state.seconds)
+    log.start(state.step, state.seconds, state.tokens)
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
     where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
     log.event(
@@ -147,7 +152,8 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         **where,
         total_steps=session.data.total_steps,
         parameters=parameter_count(config.model),
-        tokens_per_step=config.tokens_per_step,
+        **({"documents": asdict(documents)} if documents else {"tokens_per_step": config.tokens_per_step}),
+        **({"validation_documents": asdict(validation_documents)} if validation_documents else {}),
         layout={
             "world_size": layout.world_size,
             "microbatch": layout.microbatch,
@@ -207,11 +213,10 @@ def take_records(session: Session, state: TrainingState, records: list[StepRecor
             f"{session.folder}: the gradient was {fault} {in_a_row} steps in a row (metrics.jsonl says which); "
             "the last checkpoint is as it was: lower optimizer.learning_rate, set optimizer.clip_norm, or use bf16"
         )
-    step = records[-1].step
     return replace(
         state,
-        step=step,
-        tokens=step * session.config.tokens_per_step,
+        step=records[-1].step,
+        tokens=session.log.tokens,
         seconds=session.log.seconds,
         nonfinite_in_a_row=in_a_row,
     )
@@ -224,8 +229,7 @@ def validate(session: Session, step: int, last: bool) -> float:
     """
     rows, config = session.validation, session.config
     assert rows is not None, "there is a validation range where evaluation is due"
-    in_loop = rows.count if config.evaluation.tokens is None else config.evaluation.tokens // rows.context
-    in_loop = min(rows.count, in_loop)
+    in_loop = rows.count if config.evaluation.tokens is None else rows.within(config.evaluation.tokens)
 
     def over(numbers: range) -> Evaluated:
         microbatch = session.trainer.layout.microbatch

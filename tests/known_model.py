@@ -57,6 +57,10 @@ class KnownSequences:
         """Targets of each sequence of a step."""
         return np.array([len(targets) for targets in self.steps[step]])
 
+    def input_tokens(self, step: int) -> int:
+        """Input tokens of a step."""
+        return sum(map(len, self.steps[step]))
+
     def read(self, step: int, positions: range) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the sequences at some positions of a step."""
         return rows([self.steps[step][position] for position in positions], self.context)

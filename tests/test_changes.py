@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import Finished, Workplace
 from small_configs import small_config, write_positions
@@ -244,7 +245,9 @@ def test_g86_a_step_is_a_place_in_the_data_whatever_the_accumulation(tmp_path: P
             assert data.total_steps == 750
             assert data.sequences(step, layout.microbatches(0)[0]) == [first]
             shuffled = TrainingData(rows, global_batch=4, epochs=30, shuffle_seed=42)
-            assert shuffled.sequences(step, layout.microbatches(0)[0]) == [permuted(first, 100, 42, 20)]
+            assert (
+                shuffled.sequences(step, layout.microbatches(0)[0]) == permuted(np.array([first]), 100, 42, 20).tolist()
+            )
 
 
 # Whole runs: 10 steps of 512 tokens, validated every 4 steps, saved every 5

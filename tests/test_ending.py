@@ -93,7 +93,7 @@ def finish(folder: Path, total_steps: int, text: tuple[str, str] | None, step: i
     """Ends a run of 20 steps after `step`, and returns the events that this adds."""
     point(folder, "latest", save(folder, step).name)
     before = len(read_metrics(folder / "metrics.jsonl").events)
-    log = RunLog(folder / "metrics.jsonl", True, total_steps, 1024, None)
+    log = RunLog(folder / "metrics.jsonl", True, total_steps, None)
     state = dataclasses.replace(
         state_at(step), tokens=1024 * step, seconds=0.5 * step, best_step=step or None, best_loss=4.25 if step else None
     )

@@ -35,6 +35,7 @@ GOOD = StepRecord(
     loss_scale=1.0,
     target_tokens=64,
     learning_rate=4e-4,
+    input_tokens=64,
 )
 NAN = dataclasses.replace(GOOD, grad_norm=math.nan)
 INFINITE = dataclasses.replace(GOOD, grad_norm=math.inf)
@@ -62,8 +63,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def log_to(path: Path, is_main: bool = True, clip_norm: float | None = None, total_steps: int = 10) -> RunLog:
-    log = RunLog(path, is_main, total_steps, 64, clip_norm)
-    log.start(0, 0.0)
+    log = RunLog(path, is_main, total_steps, clip_norm)
+    log.start(0, 0.0, 0)
     return log
 
 
@@ -100,8 +101,8 @@ def test_each_step_stands_once_after_a_resumption(path: Path) -> None:
     """R28: the steps behind carry the new values, and the record is strictly increasing."""
     record_of_a_crash(path)
     cut_back(path, 7)
-    log = RunLog(path, True, 12, 64, None)
-    log.start(7, 70.0)
+    log = RunLog(path, True, 12, None)
+    log.start(7, 70.0, 448)
     log.steps([dataclasses.replace(GOOD, step=step, loss=100.0) for step in (8, 9, 10, 11, 12)], 5.0)
     log.close()
     train = [line for line in lines_of(path) if line["kind"] == "train"]
@@ -160,6 +161,15 @@ def test_the_line_of_a_step(path: Path) -> None:
         "seconds": 0.25,
     }
     assert (second["step"], second["tokens"], second["seconds"], second["clipped"]) == (2, 128, 0.5, False)
+
+
+def test_tokens_of_steps_that_differ_in_length(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counted as they are; the speed is over the steps read together, the time left goes by steps."""
+    log = log_to(path)
+    log.steps(numbered(GOOD, dataclasses.replace(GOOD, input_tokens=16)), 0.5)
+    assert [(line["tokens"], line["tokens_per_second"]) for line in lines_of(path)] == [(64, 160.0), (80, 160.0)]
+    assert log.tokens == 80
+    assert capsys.readouterr().err == "step 2 of 10: loss 2.0000, 160 tokens/s, 00:02 left\n"
 
 
 @pytest.mark.parametrize("clip_norm", [None, 0.5, 0.6])
@@ -290,6 +300,7 @@ def result(loss_sum: float, targets: int = 4, norm: float = 0.5, scale: float = 
         loss_scale=torch.tensor(scale),
         target_tokens=targets,
         learning_rate=0.25,
+        input_tokens=8,
     )
 
 
@@ -301,9 +312,9 @@ def test_steps_are_read_together_and_in_order(group: Group) -> None:
     reader.add(3, result(math.nan, norm=math.inf, scale=65536.0))
     records, seconds = reader.read()
     assert seconds > 0
-    assert records[0] == StepRecord(1, 2.0, 1.0, 3.0, 0.5, 1.0, 4, 0.25)
+    assert records[0] == StepRecord(1, 2.0, 1.0, 3.0, 0.5, 1.0, 4, 0.25, 8)
     assert not records[0].skipped
-    assert records[1] == StepRecord(2, None, None, None, 0.0, 1.0, 0, 0.25)
+    assert records[1] == StepRecord(2, None, None, None, 0.0, 1.0, 0, 0.25, 8)
     assert records[1].skipped
     assert not records[1].overflow
     assert [record.step for record in records] == [1, 2, 3]

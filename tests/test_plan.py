@@ -5,6 +5,7 @@ from small_configs import small_config
 
 from model.dropout import QUERY_ROWS
 from training.config_file import load_run_config
+from training.document_rows import DocumentSummary
 from training.layout import plan_layout
 from training.plan import GIB, estimated_memory, plan_lines
 
@@ -65,6 +66,16 @@ def test_epochs_count() -> None:
     config = small_config(data={"train_tokens": 100, "epochs": 1000})
     line = plan_lines(config, plan_layout(config.batch, 2), config.total_steps, "cpu")[0]
     assert line == "run run: 156,608 parameters, 2,000 steps of 64 tokens: 128,000 tokens"
+
+
+def test_documents_have_no_tokens_per_step() -> None:
+    """Documents, steps and tokens instead, and what becomes of them."""
+    config = small_config(data={"epochs": 3})
+    summary = DocumentSummary(1300, 20_500, 9_000, 2, 17, 0)
+    lines = plan_lines(config, plan_layout(config.batch, 2), 489, "cpu", summary)
+    assert lines[0] == "run run: 156,608 parameters, 489 steps over 1,300 documents x 3 epochs: 61,500 tokens"
+    assert lines[1] == "data: 1,300 documents with 9,000 targets, 2 truncated to 9 tokens (17 left out)"
+    assert lines[2].startswith("layout: 8 sequences per step")
 
 
 def test_precision_without_autocast() -> None:

@@ -125,9 +125,23 @@ def test_r71_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
         write_tokens(tmp_path / "train.safetensors", [4095, 4096], 4096)
 
 
-def test_r71_vocabulary_too_large_for_uint16_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a vocabulary of 100000 tokens; uint16 holds ids up to 65535"):
-        write_tokens(tmp_path / "train.safetensors", [1], 100_000)
+def test_r71_vocabulary_too_large_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a vocabulary of 4294967297 tokens; uint32 holds ids up to 4294967295"):
+        write_tokens(tmp_path / "train.safetensors", [1], 2**32 + 1)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32), (2**32, np.uint32)])
+def test_the_vocabulary_decides_the_type(tmp_path: Path, vocab_size: int, dtype: type[np.integer[Any]]) -> None:
+    path = tmp_path / "train.safetensors"
+    assert write_tokens(path, np.array([0, vocab_size - 1]), vocab_size, document_ends=np.array([2])) == 2
+    content = load_file(path)
+    assert content["tokens"].dtype == dtype
+    assert content["tokens"].tolist() == [0, vocab_size - 1]
+    assert content["document_ends"].tolist() == [2]
+    with pytest.raises(
+        UserError, match=rf"token id {vocab_size} at position 0; .* ends at {vocab_size - 1}, {dtype.__name__}"
+    ):
+        write_tokens(path, [vocab_size], vocab_size)
 
 
 @pytest.mark.parametrize("ids", [[0.5], [[1]], [2**70]])

@@ -35,6 +35,23 @@ CheckpointArgument = Annotated[
 
 
 @app.command()
+def prepare(
+    sources: Annotated[
+        list[Path], typer.Argument(metavar="SOURCE.jsonl...", help="Instruction data: a JSON object on each line.")
+    ],
+    output: Annotated[Path, typer.Option(help="The new dataset's folder, datasets/NAME.")],
+    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or the folder of a dataset that has one.")],
+    validation_share: Annotated[
+        float, typer.Option(help="Share of the records to validate on; 0 = none, they are all trained on.")
+    ] = 0.05,
+) -> None:
+    """Make a dataset of instructions: prompt and response, or Alpaca's instruction, input and output."""
+    from training.instructions import prepare_instructions
+
+    prepare_instructions(sources, output, tokenizer, validation_share)
+
+
+@app.command()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The name of a run, or the path of its folder.")],
     output: Annotated[

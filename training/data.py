@@ -2,7 +2,9 @@
 
 import os
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,15 +13,19 @@ from numpy.typing import NDArray
 from model.hashing import hash64
 from training.config import Data, RunConfig
 from training.distributed import Group
+from training.document_rows import AnyRows, DocumentRows
 from training.errors import UserError
 from training.rows import Batch, Rows, TokenFile
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Which sequences each step trains on: `epochs` passes over a range, each of whole steps."""
+    """Which sequences each step trains on: `epochs` passes over the rows.
 
-    rows: Rows
+    A packed range holds whole steps. An epoch of documents ends with a smaller step, where it does not divide.
+    """
+
+    rows: AnyRows
     global_batch: int
     epochs: int
     shuffle_seed: int | None
@@ -27,32 +33,50 @@ class TrainingData:
     @property
     def steps_per_epoch(self) -> int:
         """Steps of one pass."""
-        return self.rows.count // self.global_batch
+        return -(-self.rows.count // self.global_batch)
 
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
         return self.epochs * self.steps_per_epoch
 
+    @property
+    def total_tokens(self) -> int:
+        """Input tokens of the whole run."""
+        return self.epochs * self.rows.tokens
+
     def target_counts(self, step: int) -> NDArray[np.int64]:
         """Targets of each sequence of a step, in order; known without reading any data. (sequences,)"""
-        return np.full(self.global_batch, self.rows.context)
+        return self.rows.target_counts(self.sequences(step))
 
-    def sequences(self, step: int, positions: range) -> list[int]:
-        """Numbers, within the range, of the sequences at some positions of a step: a pure function."""
+    def input_tokens(self, step: int) -> int:
+        """Input tokens of a step, without padding."""
+        return int(self.rows.input_tokens(self.sequences(step)).sum())
+
+    def sequences(self, step: int, positions: range | None = None) -> list[int]:
+        """Numbers, within the rows, of the sequences at some or all positions of a step: a pure function."""
         epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
-        numbers = [step_in_epoch * self.global_batch + position for position in positions]
-        if self.shuffle_seed is None:
-            return numbers
-        return [permuted(number, self.rows.count, self.shuffle_seed, epoch) for number in numbers]
+        first = step_in_epoch * self.global_batch
+        numbers = range(first, min(first + self.global_batch, self.rows.count))
+        order = (
+            list(numbers) if self.shuffle_seed is None else _order(numbers, self.rows.count, self.shuffle_seed, epoch)
+        )
+        return order if positions is None else order[positions.start : positions.stop]
 
     def read(self, step: int, positions: range) -> Batch:
         """Inputs and targets, each (B, T) int64, of the sequences at some positions of a step."""
         return self.rows.read(self.sequences(step, positions))
 
 
-def permuted(number: int, count: int, seed: int, epoch: int) -> int:
-    """Where a permutation of range(count), fixed by (seed, epoch), sends a number.
+@lru_cache(maxsize=1)
+def _order(numbers: range, count: int, seed: int, epoch: int) -> list[int]:
+    """A step's part of a permutation, kept because the step asks for it with each microbatch."""
+    order: list[int] = permuted(np.array(numbers), count, seed, epoch).tolist()
+    return order
+
+
+def permuted(numbers: NDArray[np.int64], count: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Where a permutation of range(count), fixed by (seed, epoch), sends some numbers; same shape, 1-D.
 
     A Feistel network over the next even power of two, walked until the result lies in range (Black and Rogaway,
     "Ciphers with arbitrary finite domains", 2002): no table to keep, and nothing of a library's random generator
@@ -60,23 +84,30 @@ def permuted(number: int, count: int, seed: int, epoch: int) -> int:
     """
     half = max(1, -(-(count - 1).bit_length() // 2))
     mask = (1 << half) - 1
-    while True:
-        left, right = number >> half, number & mask
+    walked = numbers.astype(np.uint64)
+    outside = np.arange(len(walked))
+    while len(outside):
+        left, right = walked[outside] >> half, walked[outside] & mask
         for round_number in range(6):
-            left, right = right, left ^ (hash64(right, seed, epoch, round_number) & mask)
-        number = left << half | right
-        if number < count:
-            return number
+            # hash64 is arithmetic alone, so it takes an array of uint64 for any of its numbers.
+            left, right = right, left ^ (cast(Any, hash64)(right, seed, epoch, round_number) & mask)
+        walked[outside] = left << half | right
+        outside = outside[walked[outside] >= count]
+    return walked.astype(np.int64)
 
 
 def open_training_data(config: RunConfig, folder: Path) -> TrainingData:
-    """Finds the training range in a dataset's folder.
+    """Finds what to train on in a dataset's folder: a range of tokens, or all documents.
 
     Raises:
-        UserError: the file is missing or holds too few tokens; both numbers are named.
+        UserError: the file is missing or malformed, or holds too few tokens; both numbers are named.
     """
     file = TokenFile(_existing(folder, "train.safetensors"))
     data, context = config.data, config.model.context_length
+    shuffle_seed = config.seeds.training if data.shuffle else None
+    if file.has_documents:
+        documents = _all_documents(file, context, "train", data.train_start, data.train_tokens)
+        return TrainingData(documents, config.global_batch, data.epochs, shuffle_seed)
     per_step = config.tokens_per_step
     available = file.length - data.train_start - 1  # the last target
     steps = -(-data.train_tokens // per_step) if data.train_tokens != -1 else available // per_step
@@ -88,11 +119,23 @@ def open_training_data(config: RunConfig, folder: Path) -> TrainingData:
             "lower data.train_tokens or use more data"
         )
     rows = Rows(file, data.train_start, steps * config.global_batch, context)
-    return TrainingData(rows, config.global_batch, data.epochs, config.seeds.training if data.shuffle else None)
+    return TrainingData(rows, config.global_batch, data.epochs, shuffle_seed)
 
 
-def open_validation(config: RunConfig, folder: Path, train: Rows | None = None) -> Rows:
+def _all_documents(file: TokenFile, context: int, split: str, start: int, tokens: int) -> DocumentRows:
+    for key, value, whole in (("start", start, 0), ("tokens", tokens, -1)):
+        if value != whole:
+            raise UserError(
+                f"data.{split}_{key}: is {value:,}, but {file.path} holds documents; they are all used, and a range of "
+                f"tokens would cut them; set it to {whole}"
+            )
+    return DocumentRows(file, context)
+
+
+def open_validation(config: RunConfig, folder: Path, train: AnyRows | None = None) -> AnyRows:
     """Finds the validation range: in validation.safetensors, or in train.safetensors where there is none.
+
+    Documents are validated on as a whole, and only from a file of their own.
 
     Args:
         config: the run's.
@@ -100,7 +143,7 @@ def open_validation(config: RunConfig, folder: Path, train: Rows | None = None) 
         train: the training range, if it is open; else train.safetensors is opened only where the validation is in it.
 
     Raises:
-        UserError: it does not fit its file, holds no whole sequence, or overlaps the training range.
+        UserError: it does not fit its file, holds no whole sequence or no target, or overlaps the training range.
     """
     data, context = config.data, config.model.context_length
     path, training = folder / "validation.safetensors", folder / "train.safetensors"
@@ -110,7 +153,14 @@ def open_validation(config: RunConfig, folder: Path, train: Rows | None = None) 
         train = None  # cannot overlap
     elif train is None:
         train = open_training_data(config, folder).rows
+    if isinstance(train, DocumentRows):
+        raise UserError(
+            f"{path}: there is no such file, and all documents of {training} are trained on; validation needs others: "
+            "prepare the dataset with a validation share, or set evaluation.every to null"
+        )
     file = TokenFile(path) if train is None else train.file
+    if file.has_documents:
+        return _validation_documents(config, file)
     count = (
         data.validation_tokens // context
         if data.validation_tokens != -1
@@ -131,7 +181,20 @@ def open_validation(config: RunConfig, folder: Path, train: Rows | None = None) 
     return rows
 
 
-def check_vocabulary(rows: Rows, vocab_size: int, group: Group) -> None:
+def _validation_documents(config: RunConfig, file: TokenFile) -> DocumentRows:
+    data, in_loop = config.data, config.evaluation.tokens
+    rows = _all_documents(
+        file, config.model.context_length, "validation", data.validation_start, data.validation_tokens
+    )
+    if in_loop is not None and not rows.target_counts(range(rows.within(in_loop))).any():
+        raise UserError(
+            f"evaluation.tokens: the first documents of {file.path} up to {in_loop:,} tokens hold no target; the loop "
+            "would have nothing to measure; raise it, or write null for all documents"
+        )
+    return rows
+
+
+def check_vocabulary(rows: AnyRows, vocab_size: int, group: Group) -> None:
     """Checks every id of a range, so that a foreign tokenizer is found before training. Every rank must call this.
 
     Each process checks a part.

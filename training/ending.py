@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 
 from model.generation import generate
 from model.gpt import GPT
 from training.checkpoint import TrainingState
+from training.document_rows import AnyRows
+from training.loss import IGNORED
 from training.metrics import RunLog
 from training.metrics_file import read_metrics
 from training.report import summary_lines, write_report
-from training.rows import Rows
 from training.tokenizer import decode_known, end_of_text_id
 
 SAMPLE_PROMPT_TOKENS = 16
@@ -59,13 +61,18 @@ def is_finished(folder: Path, step: int) -> bool:
     return any(event["step"] == step for event in events)
 
 
-def sample_text(model: GPT, rows: Rows, tokenizer: Tokenizer, dataset: Path, seed: int) -> tuple[str, str]:
-    """Some text of the model's, in float32, after the first words of a range of data.
+def sample_text(model: GPT, rows: AnyRows, tokenizer: Tokenizer, dataset: Path, seed: int) -> tuple[str, str]:
+    """Some text of the model's, in float32, after the beginning of the first sequence that has a target.
+
+    That is the sequence's prompt, where it has one, else its first words.
 
     Returns:
         The prompt, and how it goes on.
     """
-    prompt = rows.file.read(rows.start, rows.start + min(SAMPLE_PROMPT_TOKENS, rows.context)).tolist()
+    number = int(np.argmax(rows.target_counts(range(rows.count)) > 0))
+    inputs, targets = rows.read([number])
+    first_target = int((targets[0] != IGNORED).nonzero()[0])
+    prompt = inputs[0, : first_target + 1 if first_target else SAMPLE_PROMPT_TOKENS].tolist()
     end_of_text = end_of_text_id(tokenizer, dataset / "dataset.json")
     with torch.no_grad():
         ids = generate(model, prompt, SAMPLE_TOKENS, 0.8, 50, seed, end_of_text)

@@ -11,8 +11,8 @@ from tqdm import tqdm
 
 from training.config import Precision
 from training.distributed import Group
+from training.document_rows import AnyRows
 from training.loss import IGNORED, SequenceLoss
-from training.rows import Rows
 from training.step import autocast, in_units, to_device
 
 
@@ -47,7 +47,7 @@ class Evaluated:
 
 def evaluate(
     module: SequenceLoss,
-    rows: Rows,
+    rows: AnyRows,
     numbers: range,
     microbatch: int,
     precision: Precision,

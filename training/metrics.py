@@ -37,6 +37,7 @@ class StepRecord:
     """The GradScaler's; 1 without one."""
     target_tokens: int
     learning_rate: float
+    input_tokens: int
     all_reduces: int = 0
     """Collectives in which the processes exchanged gradients."""
     out_of_range: bool = False
@@ -128,6 +129,7 @@ def _record(
         scale,
         targets,
         result.learning_rate,
+        result.input_tokens,
         result.all_reduces,
         bool(out),
     )
@@ -136,13 +138,10 @@ def _record(
 class RunLog:
     """metrics.jsonl and the progress shown, of the one process that writes; the same calls do nothing elsewhere."""
 
-    def __init__(
-        self, path: Path, is_main: bool, total_steps: int, tokens_per_step: int, clip_norm: float | None
-    ) -> None:
+    def __init__(self, path: Path, is_main: bool, total_steps: int, clip_norm: float | None) -> None:
         self._path = path
         self._is_main = is_main
         self._total_steps = total_steps
-        self._tokens_per_step = tokens_per_step
         self._clip_norm = clip_norm
         self._said = 0.0
         self._bar: tqdm[Any] | None = None
@@ -150,19 +149,23 @@ class RunLog:
         """Training time since the run's beginning, over resumes."""
         self.all_reduces: int | None = None
         """Exchanges of gradients in the last step recorded; the first two have more, while DDP forms its buckets."""
+        self.tokens = 0
+        """Input tokens since the run's beginning, over resumes."""
 
-    def start(self, step: int, seconds: float) -> None:
-        """Begins at a step of the run, having trained for some seconds."""
-        self.seconds = seconds
+    def start(self, step: int, seconds: float, tokens: int) -> None:
+        """Begins at a step of the run, having trained for some seconds on some tokens."""
+        self.seconds, self.tokens = seconds, tokens
         if self._is_main:
             self._bar = tqdm(total=self._total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)
 
     def steps(self, records: list[StepRecord], seconds: float) -> None:
         """Records steps that together took some seconds."""
+        tokens_per_second = sum(record.input_tokens for record in records) / seconds if records else 0.0
         for record in records:
             self.seconds += seconds / len(records)
             self.all_reduces = record.all_reduces
-            self._write(self._train_line(record, len(records) / seconds * self._tokens_per_step))
+            self.tokens += record.input_tokens
+            self._write(self._train_line(record, tokens_per_second))
             if record.skipped and record.target_tokens:
                 self.event(
                     record.step,
@@ -172,7 +175,7 @@ class RunLog:
                     out_of_range=record.out_of_range,
                 )
         if records and self._is_main:
-            self._show(records[-1], len(records), len(records) / seconds * self._tokens_per_step)
+            self._show(records[-1], len(records), seconds, tokens_per_second)
 
     def validation(self, step: int, evaluated: Evaluated) -> None:
         """Records a validation loss."""
@@ -205,7 +208,7 @@ class RunLog:
         return {
             "kind": "train",
             "step": record.step,
-            "tokens": record.step * self._tokens_per_step,
+            "tokens": self.tokens,
             "loss": record.loss,
             "loss_min": record.loss_min,
             "loss_max": record.loss_max,
@@ -227,7 +230,7 @@ class RunLog:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(finite, allow_nan=False) + "\n")
 
-    def _show(self, record: StepRecord, steps: int, tokens_per_second: float) -> None:
+    def _show(self, record: StepRecord, steps: int, seconds: float, tokens_per_second: float) -> None:
         assert self._bar is not None, "start() comes first"
         loss = "no targets" if record.loss is None else f"loss {record.loss:.4f}"
         if not self._bar.disable:
@@ -235,7 +238,7 @@ class RunLog:
             self._bar.update(steps)
         elif time.perf_counter() - self._said > SECONDS_BETWEEN_LINES or record.step == self._total_steps:
             self._said = time.perf_counter()
-            left = (self._total_steps - record.step) * self._tokens_per_step / tokens_per_second
+            left = (self._total_steps - record.step) * seconds / steps
             self.say(
                 f"step {record.step:,} of {self._total_steps:,}: {loss}, {tokens_per_second:,.0f} tokens/s, "
                 f"{tqdm.format_interval(left)} left"

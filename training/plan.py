@@ -3,23 +3,30 @@
 from model.dropout import QUERY_ROWS
 from model.gpt import parameter_count
 from training.config import CosineSchedule, RunConfig
+from training.document_rows import DocumentSummary
 from training.layout import Layout, describe
 
 GIB = 2**30
 
 
-def plan_lines(config: RunConfig, layout: Layout, total_steps: int | None, device: str) -> list[str]:
-    """The plan of a run: steps, tokens, parameters, layout, learning rate, precision, memory.
+def plan_lines(
+    config: RunConfig, layout: Layout, total_steps: int | None, device: str, documents: DocumentSummary | None = None
+) -> list[str]:
+    """The plan of a run: steps, tokens, parameters, data, layout, learning rate, precision, memory.
 
     Args:
         config: the run's config.
         layout: the split of the global batch over the processes that were started.
         total_steps: of the run; None while the length of the data is not known.
         device: "cpu" or "cuda".
+        documents: what is trained on, where that is documents: their steps differ in length.
     """
-    tokens = config.tokens_per_step
+    tokens, epochs = config.tokens_per_step, config.data.epochs
     if total_steps is None:
         steps = f"as many steps of {tokens:,} tokens as {config.data.dataset} holds"
+    elif documents is not None:
+        passes = f"{documents.documents:,} documents" + (f" x {epochs:,} epochs" if epochs > 1 else "")
+        steps = f"{total_steps:,} steps over {passes}: {epochs * documents.tokens:,} tokens"
     else:
         steps = f"{total_steps:,} steps of {tokens:,} tokens: {total_steps * tokens:,} tokens"
     interventions = f" with {', '.join(config.interventions)}" if config.interventions else ""
@@ -27,6 +34,7 @@ def plan_lines(config: RunConfig, layout: Layout, total_steps: int | None, devic
     refused = " (refused here: fp16 needs a GPU)" if (config.precision.amp, device) == ("fp16", "cpu") else ""
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
+        *([f"data: {documents.sentence(config.model.context_length)}"] if documents else []),
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, on {device}{refused}",

@@ -1,8 +1,8 @@
-"""Makes the dataset `python-library` from texts that every Python carries, without a network.
+"""Writes datasets, and makes `python-library` from texts that every Python carries, without a network.
 
-    datasets/python-library/{train,validation}.safetensors, tokenizer.json, dataset.json
+    datasets/<name>/{train,validation}.safetensors, tokenizer.json, dataset.json
 
-A document is a help topic of `pydoc` or the source of one module of the standard library.
+A document of python-library is a help topic of `pydoc` or the source of one module of the standard library.
 """
 
 import contextlib
@@ -53,10 +53,10 @@ def prepare_python_library(output: Path) -> None:
     Raises:
         UserError: `output` exists, its parent cannot be written, or this Python comes without its sources.
     """
-    documents = sorted(python_library_documents(), key=lambda document: _name_fraction(document[0]))
+    documents = sorted(python_library_documents(), key=lambda document: fraction_of(document[0]))
     splits = {
-        "train": [text for name, text in documents if _name_fraction(name) >= VALIDATION_SHARE],
-        "validation": [text for name, text in documents if _name_fraction(name) < VALIDATION_SHARE],
+        "train": [text for name, text in documents if fraction_of(name) >= VALIDATION_SHARE],
+        "validation": [text for name, text in documents if fraction_of(name) < VALIDATION_SHARE],
     }
     if not all(splits.values()):
         library = sysconfig.get_path("stdlib")
@@ -71,21 +71,24 @@ def prepare_python_library(output: Path) -> None:
     ):
         tokenizer = train_tokenizer(splits["train"], VOCAB_SIZE)
         tokenizer.save(str(folder / "tokenizer.json"))
-        counts = {split: _write_split(folder, split, texts, tokenizer, bar) for split, texts in splits.items()}
-        description = {
-            "format": 1,
-            "name": PYTHON_LIBRARY,
-            "tokenizer": "tokenizer.json",
-            "vocab_size": VOCAB_SIZE,
-            "end_of_text": tokenizer.token_to_id(END_OF_TEXT),
-            "source": "Python's standard library: the topics of pydoc_data and the sources of its modules",
-            "licence": "PSF-2.0",
-            "python": platform.python_version(),
-            "splits": counts,
-        }
-        (folder / "dataset.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    sizes = ", ".join(f"{split} {count['tokens']:,} tokens" for split, count in counts.items())
-    print(f"{PYTHON_LIBRARY}: {sizes}, in {output}", file=sys.stderr)
+        counts = {}
+        for split, texts in splits.items():
+            sizes = {"documents": len(texts), "bytes": sum(len(text.encode()) for text in texts)}
+            ids = encode_documents(tokenizer, texts, bar)
+            counts[split] = write_split(folder, split, sizes, ids, VOCAB_SIZE)
+        write_description(
+            folder,
+            name=PYTHON_LIBRARY,
+            kind="packed",
+            vocab_size=VOCAB_SIZE,
+            end_of_text=tokenizer.token_to_id(END_OF_TEXT),
+            source="Python's standard library: the topics of pydoc_data and the sources of its modules",
+            licence="PSF-2.0",
+            python=platform.python_version(),
+            splits=counts,
+        )
+    sizes_said = ", ".join(f"{split} {count['tokens']:,} tokens" for split, count in counts.items())
+    print(f"{PYTHON_LIBRARY}: {sizes_said}, in {output}", file=sys.stderr)
 
 
 def python_library_documents() -> Iterator[tuple[str, str]]:
@@ -141,8 +144,25 @@ def encode_documents(tokenizer: Tokenizer, texts: Sequence[str], bar: "tqdm[Any]
     return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
 
 
-def write_tokens(path: Path, ids: ArrayLike, vocab_size: int) -> None:
-    """Writes token ids as uint16 under the key `tokens` of a safetensors file.
+def write_split(
+    folder: Path, split: str, counts: dict[str, int], ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]
+) -> dict[str, int | str]:
+    """Writes one split's token file; returns its entry in dataset.json: the counts given, tokens and digest."""
+    path = folder / f"{split}.safetensors"
+    tokens = write_tokens(path, ids, vocab_size, **documents)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {**counts, "tokens": tokens, "sha256": digest}
+
+
+def write_description(folder: Path, **values: Any) -> None:
+    """Writes dataset.json, of a dataset whose tokenizer.json lies beside it."""
+    description = {"format": 1, "tokenizer": "tokenizer.json", **values}
+    (folder / "dataset.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tokens(path: Path, ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]) -> int:
+    """Writes token ids under the key `tokens` of a safetensors file: as uint16, for a larger vocabulary as uint32.
 
     Every id is checked before the cast, which would wrap 65536 round to 0 and -1 to 65535.
 
@@ -150,16 +170,21 @@ def write_tokens(path: Path, ids: ArrayLike, vocab_size: int) -> None:
         path: The file to write.
         ids: 1-D integers.
         vocab_size: All ids must be below it.
+        documents: What else the file gets: `document_ends` and `loss_mask` of a document dataset.
+
+    Returns:
+        The number of tokens.
 
     Raises:
         UserError: naming the first id that does not fit and the largest that does.
     """
     from safetensors.numpy import save
 
-    largest_uint16 = int(np.iinfo(np.uint16).max)
-    if not 0 < vocab_size <= largest_uint16 + 1:
+    dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+    largest = int(np.iinfo(dtype).max)
+    if not 0 < vocab_size <= largest + 1:
         raise UserError(
-            f"{path.name}: a vocabulary of {vocab_size} tokens; uint16 holds ids up to {largest_uint16}; "
+            f"{path.name}: a vocabulary of {vocab_size} tokens; {np.dtype(dtype)} holds ids up to {largest}; "
             "use a tokenizer with fewer tokens"
         )
     tokens = np.asarray(ids)
@@ -173,10 +198,16 @@ def write_tokens(path: Path, ids: ArrayLike, vocab_size: int) -> None:
         position = int(outside[0])
         raise UserError(
             f"{path.name}: token id {tokens[position]} at position {position}; the vocabulary of {vocab_size} "
-            f"ends at {vocab_size - 1}, uint16 at {largest_uint16}; use the tokenizer of that vocabulary"
+            f"ends at {vocab_size - 1}, {np.dtype(dtype)} at {largest}; use the tokenizer of that vocabulary"
         )
     # save_file would make the file readable for its owner alone.
-    path.write_bytes(save({"tokens": tokens.astype(np.uint16)}))
+    path.write_bytes(save({"tokens": tokens.astype(dtype), **documents}))
+    return len(tokens)
+
+
+def fraction_of(text: str) -> float:
+    """A number in [0, 1) that depends on the text alone, as if drawn at random: decides its place and its split."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
 
 
 @contextlib.contextmanager
@@ -213,24 +244,6 @@ def staged_folder(destination: Path) -> Iterator[Path]:
                 raise
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _write_split(
-    folder: Path, split: str, texts: Sequence[str], tokenizer: Tokenizer, bar: "tqdm[Any]"
-) -> dict[str, int | str]:
-    """Writes one split's token file and returns its entry in dataset.json."""
-    ids = encode_documents(tokenizer, texts, bar)
-    path = folder / f"{split}.safetensors"
-    write_tokens(path, ids, VOCAB_SIZE)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = sum(len(text.encode()) for text in texts)
-    return {"documents": len(texts), "tokens": len(ids), "bytes": size, "sha256": digest}
-
-
-def _name_fraction(name: str) -> float:
-    """A number in [0, 1) that depends on the name alone, as if drawn at random."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6]) / 2**48
 
 
 def _is_skipped(name: str) -> bool:

@@ -1,7 +1,8 @@
 """Token files, memory-mapped, and the ranges of them that are trained on or validated on.
 
 A row of context_length tokens needs one more, the target of its last token; neighbouring rows share that token, so
-each token of a range is an input once and a target once.
+each token of a range is an input once and a target once. Documents are rows too, but not of one length: see
+document_rows.py.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ from torch import Tensor
 from training.errors import UserError
 
 Tokens = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 Batch = tuple[Tensor, Tensor]
 
 LIMITS = {"U16": 2**16 - 1, "U32": 2**32 - 1, "I32": 2**31 - 1, "I64": 2**63 - 1}
 """Largest id of each type that tokens may have, by its name in a safetensors file."""
 FINGERPRINT_PIECES, FINGERPRINT_TOKENS = 64, 8192
 CHECKED_AT_ONCE = 2**23
-"""Tokens in one piece of the check against the vocabulary."""
+"""Tokens in one piece of a pass over a whole file."""
 
 
 class TokenFile:
@@ -44,8 +46,6 @@ class TokenFile:
             raise UserError(f"{path}: not a whole safetensors file ({error}); download or prepare it again") from None
         if "tokens" not in names:
             raise UserError(f"{path}: has no `tokens`, only {', '.join(names) or 'nothing'}; is it a token file?")
-        if "document_ends" in names:
-            raise UserError(f"{path}: document datasets are not available in this version; use a plain token file")
         self._tokens = file.get_slice("tokens")
         dtype, shape = self._tokens.get_dtype(), self._tokens.get_shape()
         if dtype not in LIMITS or len(shape) != 1:
@@ -56,6 +56,83 @@ class TokenFile:
         self.limit = LIMITS[dtype]
         self.signed = dtype.startswith("I")
         self.length: int = shape[0]
+        self._ends = file.get_slice("document_ends") if "document_ends" in names else None
+        self._mask = file.get_slice("loss_mask") if "loss_mask" in names else None
+        self._check_documents()
+
+    @property
+    def has_documents(self) -> bool:
+        """Whether the tokens are documents, each a sequence of its own."""
+        return self._ends is not None
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether some tokens of the documents may be no targets."""
+        return self._mask is not None
+
+    def _check_documents(self) -> None:
+        if self._ends is not None:
+            dtype, shape = self._ends.get_dtype(), self._ends.get_shape()
+            if dtype != "I64" or len(shape) != 1:
+                raise UserError(
+                    f"{self.path}: `document_ends` has type {dtype} and shape {shape}; it must be one row of int64; "
+                    "prepare the dataset again"
+                )
+            if shape == [0]:
+                raise UserError(f"{self.path}: `document_ends` is empty; a dataset needs a document; add some")
+        if self._mask is not None:
+            dtype, shape = self._mask.get_dtype(), self._mask.get_shape()
+            if self._ends is None:
+                raise UserError(
+                    f"{self.path}: has a `loss_mask` without `document_ends`; only documents can be masked; "
+                    "add the ends of the documents, or leave the mask out"
+                )
+            if dtype != "U8" or shape != [self.length]:
+                raise UserError(
+                    f"{self.path}: `loss_mask` has type {dtype} and shape {shape}; it must be one row of uint8 as long "
+                    f"as `tokens`, {self.length:,}; prepare the dataset again"
+                )
+
+    def document_ends(self) -> Tokens:
+        """Where each document ends, exclusive; (documents,).
+
+        Raises:
+            UserError: they do not cut the tokens into documents of at least one token.
+        """
+        assert self._ends is not None, "only of a file that has documents"
+        ends: Tokens = self._ends[:]
+        back = np.flatnonzero(np.diff(ends, prepend=0) < 1)
+        if len(back):
+            number = int(back[0])
+            before = int(ends[number - 1]) if number else 0
+            raise UserError(
+                f"{self.path}: `document_ends` has {ends[number]:,} at document {number:,}, after {before:,}; ends are "
+                "exclusive and must increase from document to document; prepare the dataset again"
+            )
+        if ends[-1] != self.length:
+            raise UserError(
+                f"{self.path}: the last of `document_ends` is {ends[-1]:,}, but there are {self.length:,} tokens; the "
+                "last document must end where the tokens do; prepare the dataset again"
+            )
+        return ends
+
+    def mask(self, start: int, stop: int) -> Mask:
+        """Which tokens of a part of the file may be targets: all, where there is no loss_mask.
+
+        Raises:
+            UserError: a value is neither 0 nor 1.
+        """
+        if self._mask is None or start == stop:
+            return np.ones(stop - start, dtype=np.bool_)
+        values = self._mask[start:stop]
+        if values.max() > 1:
+            offset = int(np.flatnonzero(values > 1)[0])
+            raise UserError(
+                f"{self.path}: `loss_mask` is {values[offset]} at offset {start + offset:,}; it must be 1 where a "
+                "token is a target and 0 elsewhere; prepare the dataset again"
+            )
+        mask: Mask = values.astype(np.bool_)
+        return mask
 
     def read(self, start: int, stop: int) -> Tokens:
         """The tokens of a part of the file, as int64."""
@@ -65,12 +142,17 @@ class TokenFile:
     def fingerprint(self) -> str:
         """A sha256 over the length, the type and some of the tokens, spread evenly: cheap, and telling enough.
 
-        It does not depend on which part of the file is used: a run may go on with more of it.
+        Of documents also over their ends, and the mask of those tokens. It does not depend on which part of the file
+        is used: a run may go on with more of it.
         """
         digest = hashlib.sha256(f"{self.length} {self.limit}".encode())
+        if self._ends is not None:
+            digest.update(self._ends[:].tobytes())
         size = min(FINGERPRINT_TOKENS, self.length)
         for start in np.unique(np.linspace(0, self.length - size, FINGERPRINT_PIECES).astype(np.int64)).tolist():
             digest.update(self.read(start, start + size).tobytes())
+            if self._mask is not None:
+                digest.update(self._mask[start : start + size].tobytes())
         return digest.hexdigest()
 
     def first_bad_token(self, start: int, stop: int, vocab_size: int) -> int | None:
@@ -86,7 +168,7 @@ class TokenFile:
 
 @dataclass(frozen=True)
 class Rows:
-    """A range of a token file, cut into sequences."""
+    """A range of a packed token file, cut into sequences of one length."""
 
     file: TokenFile
     start: int
@@ -98,9 +180,27 @@ class Rows:
         """Offset behind the range, the last target included."""
         return self.start + self.count * self.context + 1
 
-    def fingerprint(self) -> str:
-        """That of the file: by it a run recognises its data."""
-        return self.file.fingerprint()
+    @property
+    def tokens(self) -> int:
+        """Input tokens of all sequences."""
+        return self.count * self.context
+
+    @property
+    def summary(self) -> None:
+        """Nothing to say: each sequence is whole and full of targets."""
+        return None
+
+    def within(self, tokens: int) -> int:
+        """How many of the first sequences hold at most so many input tokens together; at least one."""
+        return min(self.count, max(1, tokens // self.context))
+
+    def target_counts(self, numbers: Sequence[int]) -> Tokens:
+        """Targets of the sequences with these numbers; (B,)."""
+        return np.full(len(numbers), self.context)
+
+    def input_tokens(self, numbers: Sequence[int]) -> Tokens:
+        """Input tokens of the sequences with these numbers; (B,)."""
+        return np.full(len(numbers), self.context)
 
     def read(self, numbers: Sequence[int]) -> Batch:
         """Inputs and targets, each (B, T) int64, of the sequences with these numbers within the range."""

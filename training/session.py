@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
-from training.checkpoint import FOR_THE_MODEL, TrainingState, bare_module, checkpoint_name, problem_of
+from training.checkpoint import FOR_THE_MODEL, TrainingState, checkpoint_name, problem_of
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import (
@@ -23,6 +23,7 @@ from training.data import (
     tokenizer_file,
 )
 from training.distributed import Group
+from training.document_rows import AnyRows
 from training.errors import UserError
 from training.gradients import AveragedGradients, ExactGradients
 from training.layout import plan_layout
@@ -30,7 +31,6 @@ from training.loss import SequenceLoss
 from training.metrics import RunLog
 from training.optimizer import build_optimizer
 from training.restore import broadcast_optimizer, load_optimizer, load_weights
-from training.rows import Rows
 from training.run_folder import METRICS, Opening
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
@@ -44,7 +44,7 @@ class Session:
     dataset: Path
     group: Group
     trainer: Trainer
-    validation: Rows | None
+    validation: AnyRows | None
     tokenizer: Tokenizer | None
     byte_lengths: NDArray[np.int64] | None
     dataset_revision: str | None
@@ -63,9 +63,7 @@ class Session:
     @property
     def module(self) -> SequenceLoss:
         """The model with its loss, without DDP."""
-        module = bare_module(self.trainer.gradients.module)
-        assert isinstance(module, SequenceLoss), "what is trained is a SequenceLoss"
-        return module
+        return self.trainer.module
 
 
 def build(
@@ -104,9 +102,7 @@ def build(
         tokenizer=tokenizer,
         byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
         dataset_revision=revision,
-        log=RunLog(
-            folder / METRICS, process.is_main, data.total_steps, config.tokens_per_step, config.optimizer.clip_norm
-        ),
+        log=RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm),
     )
 
 
@@ -123,7 +119,7 @@ def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> 
     return str(other)
 
 
-def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, Rows | None]:
+def open_data(config: RunConfig, dataset: Path, group: Group) -> tuple[TrainingData, AnyRows | None]:
     """Opens what is trained on and validated on, and checks every id in it. Collective."""
     data = open_training_data(config, dataset)
     check_vocabulary(data.rows, config.model.vocab_size, group)
@@ -140,7 +136,7 @@ def first_state(session: Session, opening: Opening) -> TrainingState:
     Raises:
         UserError: the data are not those that the run was started on.
     """
-    fingerprint = session.data.rows.fingerprint()
+    fingerprint = session.data.rows.file.fingerprint()
     if opening.state is None:
         return TrainingState(0, 0, 0.0, 0, None, None, None, fingerprint, opening.config)
     state = TrainingState(**opening.state)

@@ -9,12 +9,13 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from model.dropout import dropout_keys
+from training.checkpoint import bare_module
 from training.config import Precision, RunConfig
 from training.data import TrainingData
 from training.distributed import Process
 from training.gradients import AveragedGradients, ExactGradients
 from training.layout import Layout
-from training.loss import target_weights
+from training.loss import SequenceLoss, target_weights
 from training.optimizer import learning_rate_at
 
 AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,6 +41,8 @@ class StepResult:
     target_tokens: int
     """Targets of the whole global batch; with none, or with a norm that is not finite, the update is skipped."""
     learning_rate: float
+    input_tokens: int
+    """Input tokens of the whole global batch, without padding."""
     all_reduces: int = 0
     """Collectives in which the processes exchanged gradients."""
     out_of_range: Tensor | None = None
@@ -58,6 +61,13 @@ class Trainer:
     optimizer: torch.optim.AdamW
     scaler: torch.amp.GradScaler | None
     """Only for fp16."""
+
+    @property
+    def module(self) -> SequenceLoss:
+        """The model with its loss, without DDP."""
+        module = bare_module(self.gradients.module)
+        assert isinstance(module, SequenceLoss), "what is trained is a SequenceLoss"
+        return module
 
     def step(self, step: int) -> StepResult:
         """Computes and applies update number `step`, from 0. Every rank must call this.
@@ -91,6 +101,7 @@ class Trainer:
             loss_scale=loss_scale,
             target_tokens=int(counts.sum()),
             learning_rate=learning_rate,
+            input_tokens=self.data.input_tokens(step),
             all_reduces=self.gradients.group.collectives - collectives,
             out_of_range=out_of_range,
         )

@@ -1,0 +1,198 @@
+"""Instruction data: JSON lines of prompts and responses become a document dataset whose prompts are no targets."""
+
+import hashlib
+import json
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+from tqdm import tqdm
+
+from training.errors import UserError
+from training.prepare import DOCUMENTS_PER_BATCH, fraction_of, staged_folder, write_description, write_split
+from training.tokenizer import end_of_text_id, load_tokenizer
+
+# The prompts that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, README), word for word.
+ALPACA = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:"
+)
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+)
+RECORD = "a record is a JSON object with the texts prompt and response, or instruction, output and optionally input"
+
+Record = tuple[str, str]
+"""A prompt and its response."""
+
+
+@dataclass
+class _Split:
+    """The documents of a split so far, in rows that grow: 5 bytes a token, 8 a document."""
+
+    tokens: "array[int]" = field(default_factory=lambda: array("I"))
+    mask: "array[int]" = field(default_factory=lambda: array("B"))
+    ends: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def add(self, prompt: Sequence[int], response: Sequence[int]) -> None:
+        self.tokens.extend(prompt)
+        self.tokens.extend(response)
+        self.mask.extend([0] * len(prompt) + [1] * len(response))
+        self.ends.append(len(self.tokens))
+
+    def write(self, folder: Path, name: str, vocab_size: int) -> dict[str, int | str]:
+        """Writes the split's file, if it has a document; returns its entry in dataset.json."""
+        mask, ends = np.asarray(self.mask), np.asarray(self.ends)
+        counts = {"documents": len(ends), "targets": int(mask.sum())}
+        tokens = np.asarray(self.tokens)
+        return write_split(folder, name, counts, tokens, vocab_size, document_ends=ends, loss_mask=mask)
+
+
+def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path, validation_share: float) -> None:
+    """Writes the document dataset `output` from instruction data.
+
+    A document is a prompt, its response and the end of text. Prompt and response are tokenized apart, so that the
+    border between them is one between tokens; only response and end of text are targets. A literal special token in a
+    text is the ordinary text it is there. Which records are validated on depends on each record alone, so equal ones
+    are on the same side. The same sources and tokenizer give the same bytes.
+
+    Args:
+        sources: JSON lines, in order; see `read_records`.
+        output: the new folder.
+        tokenizer: a tokenizer.json, or a folder that has one, such as another dataset.
+        validation_share: of the records, in [0, 1); 0 writes no validation file.
+
+    Raises:
+        UserError: naming the file and line, or the option, that is wrong.
+    """
+    if not 0 <= validation_share < 1:
+        raise UserError(
+            f"--validation-share: is {validation_share:g}; it is a share of the records, from 0 to below 1; correct it"
+        )
+    file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
+    vocabulary = load_tokenizer(file)
+    end_of_text = end_of_text_id(vocabulary, file.with_name("dataset.json"))
+    if end_of_text is None:
+        raise UserError(
+            f"{file}: has no <|endoftext|>, and no dataset.json beside it names another token; a response must end "
+            "with a token that says so; use a tokenizer that has one"
+        )
+    total = sum(_size(source) for source in sources)
+    splits = {"train": _Split(), "validation": _Split()}
+    with (
+        staged_folder(output) as folder,
+        tqdm(total=total, desc=output.name, unit="B", unit_scale=True, disable=None, leave=False) as bar,
+    ):
+        records = (record for source in sources for record in read_records(source, bar.update))
+        for (prompt, response), prompt_ids, response_ids in _encoded(records, vocabulary):
+            share = fraction_of(json.dumps([prompt, response]))
+            split = splits["validation" if share < validation_share else "train"]
+            split.add(prompt_ids, [*response_ids, end_of_text])
+        if not splits["train"].ends:
+            raise UserError(f"{sources[0]}: leaves no record to train on; {RECORD}; give more, or a smaller share")
+        vocab_size = max(end_of_text, *vocabulary.get_vocab().values()) + 1
+        counts = {name: split.write(folder, name, vocab_size) for name, split in splits.items() if split.ends}
+        (folder / "tokenizer.json").write_bytes(file.read_bytes())
+        write_description(
+            folder,
+            name=output.name,
+            kind="documents",
+            vocab_size=vocab_size,
+            end_of_text=end_of_text,
+            source=[{"file": source.name, "sha256": _digest(source)} for source in sources],
+            licence=None,
+            validation_share=validation_share,
+            splits=counts,
+        )
+    said = ", ".join(
+        f"{name} {count['documents']:,} documents of {count['tokens']:,} tokens, {count['targets']:,} of them targets"
+        for name, count in counts.items()
+    )
+    without = "" if "validation" in counts else "; nothing to validate on, so evaluation.every must be null"
+    print(f"{output.name}: {said}, in {output}{without}", file=sys.stderr)
+
+
+def read_records(path: Path, progress: Callable[[int], object]) -> Iterator[Record]:
+    """Yields (prompt, response) of each line of a JSONL file; lines of nothing but white space are passed over.
+
+    A record is {"prompt", "response"}, or Alpaca's {"instruction", "output"} with an optional "input", which is
+    rendered with the published template. Other keys are left alone.
+
+    Args:
+        path: the file, in UTF-8.
+        progress: is told how many bytes each line has.
+
+    Raises:
+        UserError: naming file and line, and what is wrong with it.
+    """
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            progress(len(line))
+            if not line.strip():
+                continue
+            try:
+                record = _record(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as error:
+                what = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+                raise UserError(f"{path}, line {number}: {what}; {RECORD}; correct or remove the line") from None
+            yield record
+
+
+def _record(line: str) -> Record:
+    """Reads one line.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise ValueError("is not a JSON object")
+    plain = "prompt" in record or "response" in record
+    keys = ("prompt", "response") if plain else ("instruction", "output")
+    missing = [key for key in keys if key not in record]
+    if missing:
+        raise ValueError(f"has no {' and no '.join(missing)}")
+    optional = record.get("input")
+    texts = {key: record[key] for key in keys} | ({} if plain or optional is None else {"input": optional})
+    for key, text in texts.items():
+        if not isinstance(text, str):
+            raise ValueError(f"{key} is not text but {json.dumps(text)[:40]}")
+        if not text.isascii() and text != text.encode("utf-8", "replace").decode():
+            raise ValueError(f"{key} is not Unicode text (half a surrogate pair)")
+    prompt, response = (texts[key] for key in keys)
+    if not prompt.strip():
+        raise ValueError(f"{keys[0]} is empty")
+    if not plain:
+        prompt = (ALPACA_WITH_INPUT if texts.get("input") else ALPACA).format_map({**texts, "instruction": prompt})
+    return prompt, response
+
+
+def _encoded(records: Iterator[Record], tokenizer: Tokenizer) -> Iterator[tuple[Record, list[int], list[int]]]:
+    """Each record with the ids of its prompt and of its response, some records at a time."""
+    tokenizer.encode_special_tokens = True
+    while batch := list(islice(records, DOCUMENTS_PER_BATCH)):
+        texts = [text for record in batch for text in record]
+        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        yield from zip(batch, ids[::2], ids[1::2], strict=True)
+
+
+def _size(path: Path) -> int:
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; instruction data are files of JSON lines; correct the path")
+    return path.stat().st_size
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
