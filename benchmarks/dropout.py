@@ -8,6 +8,7 @@ machine does falls on all. Prints the medians. On a CPU that only emulates bfloa
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
@@ -45,22 +46,26 @@ class TorchDropoutGPT(GPT):
         return normalised
 
 
-def one_step(module: SequenceLoss, step: int) -> float:
+def one_step(module: SequenceLoss, step: int, clock: Callable[[], float]) -> float:
     """Seconds of a forward and backward, keys included."""
     config = module.model.config
     ids = torch.randint(config.vocab_size, (MICROBATCH, config.context_length + 1))
     module.zero_grad()
-    started = time.perf_counter()
+    started = clock()
     keys = dropout_keys(42, step, range(MICROBATCH), config) if config.dropout else None
     (module(ids[:, :-1], ids[:, 1:], keys).sum() / ids[:, 1:].numel()).backward()
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def main() -> None:
     """Measures and prints the table."""
     parser = argparse.ArgumentParser(description="Time of a step with and without dropout.")
     parser.add_argument("--rounds", type=int, default=15)
-    rounds = parser.parse_args().rounds
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="seconds of this thread, for a busy machine; with OMP_NUM_THREADS=1"
+    )
+    rounds, cpu_time = (arguments := parser.parse_args()).rounds, arguments.cpu_time
+    clock = time.thread_time if cpu_time else time.perf_counter
     torch.manual_seed(0)
     modules = {
         "no dropout": SequenceLoss(build_gpt(replace(CONFIG, dropout=0.0), seed=1)),
@@ -70,7 +75,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in modules}
     for step in range(-2, rounds):  # the first two to warm up
         for name, module in modules.items():
-            seconds = one_step(module, max(step, 0))
+            seconds = one_step(module, max(step, 0), clock)
             if step >= 0:
                 times[name].append(seconds)
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {rounds} rounds")

@@ -133,8 +133,8 @@ class _Attention(torch.autograd.Function):
             for rows in _blocks(query.shape[1]):
                 weights = _weights(query, key, rows)
                 weights.mul_(mask_of(keys, rows, rows.stop, context_length, dropout, weights.dtype))
-                part = output[:, rows.start : rows.stop]
-                part.baddbmm_(weights.to(value.dtype), value[:, : rows.stop], beta=0, alpha=scale_of(dropout))
+                mixed = _product(weights.to(value.dtype), value[:, : rows.stop], scale_of(dropout))
+                output[:, rows.start : rows.stop] = mixed
         ctx.save_for_backward(query, key, value, keys, output)
         ctx.dropout, ctx.context_length = dropout, context_length
         return output
@@ -157,7 +157,7 @@ class _Attention(torch.autograd.Function):
                 slopes = torch.bmm(gradient[:, mine], value[:, seen].transpose(1, 2)).to(exact)
                 slopes.mul_(mask).sub_(rest[:, mine]).mul_(weights)
                 dropped, slopes = weights.mul_(mask).to(query.dtype), slopes.to(query.dtype)
-                of_query[:, mine].baddbmm_(slopes, key[:, seen], beta=0, alpha=score_scale)
+                of_query[:, mine] = _product(slopes, key[:, seen], score_scale)
                 of_key[:, seen].add_(torch.bmm(slopes.transpose(1, 2), query[:, mine]), alpha=score_scale)
                 of_value[:, seen].add_(torch.bmm(dropped.transpose(1, 2), gradient[:, mine]), alpha=scale)
         return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
@@ -171,10 +171,15 @@ def _blocks(length: int) -> Iterator[range]:
 def _weights(query: Tensor, key: Tensor, rows: range) -> Tensor:
     """Attention weights of some rows over the columns that they see, before dropout: (N, rows, rows.stop)."""
     mine, seen = query[:, rows.start : rows.stop], key[:, : rows.stop].transpose(1, 2)
-    scores = torch.baddbmm(query.new_zeros(1), mine, seen, beta=0, alpha=query.shape[-1] ** -0.5)
+    scores = _product(mine, seen, query.shape[-1] ** -0.5)
     future = torch.full((len(rows), len(rows)), -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
     scores[:, :, rows.start :].add_(future)
     return torch.softmax(scores, dim=-1, dtype=_exact(query.dtype))
+
+
+def _product(one: Tensor, other: Tensor, scale: float) -> Tensor:
+    """Products of matrices, times a number that is not rounded to their type."""
+    return torch.baddbmm(one.new_zeros(1), one, other, beta=0, alpha=scale)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
