@@ -134,7 +134,7 @@ def first_state(session: Session, opening: Opening) -> TrainingState:
     """The counters at the run's beginning, or those of the checkpoint, and the loss scale with them.
 
     Raises:
-        UserError: the data are not those that the run was started on.
+        UserError: the data, or the order in which they would be read, are not those that the run was started on.
     """
     fingerprint = session.data.rows.file.fingerprint()
     if opening.state is None:
