@@ -199,7 +199,7 @@ PROBLEMS = {
     "evaluation.tokens=9": "evaluation.tokens: must hold a sequence of model.context_length 1024, got 9",
     "checkpoint.keep=0": "checkpoint.keep: must be greater than or equal to 1, got 0",
     "hub.repo=me/model": "hub.repo: uploading is not available in this version, write null",
-    "reproducibility=bitwise": "reproducibility: bitwise is not available in this version, write rounding",
+    "reproducibility=exact": "reproducibility: must be 'rounding' or 'bitwise', got 'exact'",
     "interventions=[no-dropuot]": "interventions: no-dropuot is not one; did you mean no-dropout?",
 }
 
@@ -621,7 +621,6 @@ def test_a_huge_value_is_told_in_short(configs: Configs, text: str) -> None:
             ["data.validation_tokens=9"],
             "data.validation_tokens: must hold a sequence of model.context_length 1024, got 9",
         ),
-        (["reproducibility=bitwise"], "reproducibility: bitwise is not available in this version, write rounding"),
         (["hub.repo=me/model"], "hub.repo: uploading is not available in this version, write null"),
     ],
 )

@@ -117,6 +117,7 @@ def test_the_end_of_a_run_is_recorded_and_shown(tmp_path: Path, capsys: pytest.C
             tokens_per_second=2048.0,
             loss=4.0 + 2.0 / 3,
             validation_loss=4.25,
+            all_reduces_per_step=None,
             best_step=3,
             best_loss=4.25,
         ),
@@ -154,6 +155,8 @@ def test_a_run_of_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     """--stop-after 0: what was not measured is null."""
     folder = write_run(tmp_path / "run", ROWS[:1])
     (stopped,) = finish(folder, 20, None, step=0)
-    nothing = dict.fromkeys(("tokens_per_second", "loss", "validation_loss", "best_step", "best_loss"))
+    nothing = dict.fromkeys(
+        ("tokens_per_second", "loss", "validation_loss", "all_reduces_per_step", "best_step", "best_loss")
+    )
     assert stopped == event(0, "stopped", seconds=0.0, tokens=0, **nothing)
     assert "No step has been trained yet" in capsys.readouterr().err
