@@ -1,6 +1,6 @@
 """How `loss.reduction` changes a run whose sequences differ in length; draws docs/reductions.png, prints a table.
 
-    python benchmarks/reductions.py          # some eight minutes on two CPU cores; see benchmarks/README.md
+    python benchmarks/reductions.py          # about five minutes on two CPU cores; see benchmarks/README.md
 
 The questions and answers are the docstrings of Python's standard library ("What does json.dumps do?"), so that nothing
 is downloaded. Another version of Python has other docstrings, and gives other numbers.
@@ -121,14 +121,14 @@ def draw(runs: dict[tuple[str, int, int], Metrics], path: Path) -> None:
 def table(runs: dict[tuple[str, int, int], Metrics]) -> list[str]:
     """The rows of the table in docs/loss.md."""
     lines = [
-        "| `loss.reduction` | microbatch | final validation loss, by seed | median gradient norm |",
+        "| `loss.reduction` | microbatch x accumulation | final validation loss, by seed | median gradient norm |",
         "|---|---|---|---|",
     ]
     for reduction, microbatch, _, _ in RUNS:
         found = [runs[reduction, microbatch, seed] for seed in SEEDS]
         losses = ", ".join(f"{metrics.validation['loss'][-1]:.4f}" for metrics in found)
         norm = np.median(np.concatenate([metrics.train["grad_norm"] for metrics in found]))
-        lines.append(f"| `{reduction}` | {microbatch} | {losses} | {norm:.3g} |")
+        lines.append(f"| `{reduction}` | {microbatch} x {16 // microbatch} | {losses} | {norm:.3g} |")
     return lines
 
 
