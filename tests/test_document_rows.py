@@ -44,7 +44,7 @@ def opened(folder: Path, *content: Any, context: int = 8, **tensors: Any) -> Doc
 
 def test_documents_are_rows_padded_to_the_longest_of_those_asked_for(tmp_path: Path) -> None:
     found = opened(tmp_path, DOCUMENTS, MASKS)
-    assert (found.count, found.start, found.stop, found.tokens) == (4, 0, 13, 9)
+    assert (found.count, found.start, found.stop, found.summary.tokens) == (4, 0, 13, 9)
     inputs, targets = found.read([2, 0])
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.tolist() == [[30, 0, 0], [10, 11, 12]]
@@ -247,7 +247,8 @@ def test_an_epoch_of_documents_ends_with_a_smaller_step(tmp_path: Path, count: i
     for step, numbers in enumerate(steps):
         assert data.target_counts(step).tolist() == [1 + number % 3 for number in numbers]
         assert data.input_tokens(step) == sum(1 + number % 3 for number in numbers)
-    assert data.total_tokens == 2 * sum(1 + number % 3 for number in range(count))
+    assert data.rows.summary is not None
+    assert data.rows.summary.tokens == sum(1 + number % 3 for number in range(count))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Finished, Workplace
 
+from training.cli import evaluate_checkpoint
 from training.config_file import load_run_config
 from training.data import open_training_data
 from training.loss import SequenceLoss
@@ -89,16 +90,19 @@ def test_a_fine_tuning_is_the_same_on_any_layout_and_begins_with_the_given_weigh
     assert one.losses[0] == pytest.approx(loss, rel=1e-6)
     lines = one.of_kind("train")
     assert (lines[0]["target_tokens"], lines[0]["tokens"]) == (first, data.input_tokens(0))
-    assert lines[-1]["tokens"] == data.total_tokens
+    assert data.rows.summary is not None
+    assert lines[-1]["tokens"] == 2 * data.rows.summary.tokens
     [start] = [event for event in one.of_kind("event") if event["event"] == "start"]
     assert start["documents"]["documents"] == data.rows.count
     assert start["validation_documents"]["documents"] == len(RECORDS) - data.rows.count
     assert "tokens_per_step" not in start
-    assert f"steps over {data.rows.count} documents x 2 epochs: {data.total_tokens:,} tokens" in one.errors
-    assert data.rows.summary is not None
+    assert f"steps over {data.rows.count} documents x 2 epochs: {2 * data.rows.summary.tokens:,} tokens" in one.errors
     assert data.rows.summary.truncated, "the longest answers do not fit 33 tokens"
     assert f"data: {data.rows.summary.sentence(32)}" in one.errors
     assert "validation: " in one.errors
+    assert f"| Documents | {data.rows.count} |" in (one.folder / "report.md").read_text()
+    evaluated = evaluate_checkpoint(one.folder / "latest", load_run_config(str(config)), place.datasets)
+    assert evaluated.loss == pytest.approx(one.of_kind("validation")[-1]["loss"], abs=1e-6)
     [sample] = [event for event in one.of_kind("event") if event["event"] == "sample"]
     assert sample["prompt"].endswith(" times.")
 

@@ -40,11 +40,6 @@ class TrainingData:
         """Steps of the whole run."""
         return self.epochs * self.steps_per_epoch
 
-    @property
-    def total_tokens(self) -> int:
-        """Input tokens of the whole run."""
-        return self.epochs * self.rows.tokens
-
     def target_counts(self, step: int) -> NDArray[np.int64]:
         """Targets of each sequence of a step, in order; known without reading any data. (sequences,)"""
         return self.rows.target_counts(self.sequences(step))

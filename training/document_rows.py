@@ -78,11 +78,6 @@ class DocumentRows:
         """Offset behind the last document."""
         return self.file.length
 
-    @property
-    def tokens(self) -> int:
-        """Input tokens of all documents."""
-        return self.summary.tokens
-
     def within(self, tokens: int) -> int:
         """How many of the first documents hold at most so many input tokens together; at least one."""
         return max(1, int(np.searchsorted(np.cumsum(self._inputs(np.diff(self._bounds))), tokens, side="right")))

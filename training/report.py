@@ -177,6 +177,8 @@ def _run_section(metrics: Metrics, config: dict[str, Any]) -> list[str]:
         rows.append(("Parameters", f"{begin['parameters']:,}"))
     if "tokens_per_step" in begin:
         rows.append(("Tokens per step", f"{begin['tokens_per_step']:,}"))
+    if "documents" in begin:
+        rows.append(("Documents", f"{begin['documents']['documents']:,}"))
     dataset = str((config.get("data") or {}).get("dataset", "not known"))
     revision = begin.get("dataset_revision")
     rows.append(("Dataset", f"{dataset}, revision {revision}" if revision else dataset))

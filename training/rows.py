@@ -181,11 +181,6 @@ class Rows:
         return self.start + self.count * self.context + 1
 
     @property
-    def tokens(self) -> int:
-        """Input tokens of all sequences."""
-        return self.count * self.context
-
-    @property
     def summary(self) -> None:
         """Nothing to say: each sequence is whole and full of targets."""
         return None
