@@ -27,7 +27,7 @@ from training.loss import SequenceLoss  # noqa: E402
 from training.optimizer import build_optimizer  # noqa: E402
 from training.step import Trainer  # noqa: E402
 
-ROUNDS = 5
+ROUNDS = 3
 
 
 def build(group: Group, folder: Path, reproducibility: str) -> Trainer:

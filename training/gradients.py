@@ -74,6 +74,7 @@ class ExactGradients:
         self._floats = torch.empty(size, dtype=dtype, device=device)
         self._integers = torch.empty(size, dtype=torch.int64, device=device)
         self._units = self._limit = torch.ones((), device=device)
+        self._is_first = True
 
     def begin(self, weight_sum: float, microbatches: int, loss_scale: Tensor) -> None:
         """Begins a step.
@@ -87,7 +88,8 @@ class ExactGradients:
         self._units = 2.0 ** (FRACTION_BITS - exponent) / loss_scale
         self._limit = torch.full_like(self._units, 2.0**SUM_BITS / max(microbatches, 1))
         self._gradient.zero_()
-        self._sums.zero_()
+        self._sums[-2:] = 0
+        self._is_first = True
 
     @contextmanager
     def microbatch(self, last: bool) -> Iterator[None]:
@@ -98,9 +100,14 @@ class ExactGradients:
             floats, integers = self._floats[: len(gradient)], self._integers[: len(gradient)]
             torch.mul(gradient, self._units, out=floats)  # exact, but for what is far below a unit
             floats.round_()
-            largest = torch.maximum(largest, torch.linalg.vector_norm(floats, torch.inf))  # hands a NaN on
-            sums.add_(integers.copy_(floats))
+            low, high = torch.aminmax(floats)
+            largest = torch.maximum(largest, torch.maximum(-low, high))  # hands a NaN on
+            if self._is_first:
+                sums.copy_(floats)
+            else:
+                sums.add_(integers.copy_(floats))
             gradient.zero_()
+        self._is_first = False
         finite = torch.isfinite(largest)
         self._sums[-2:] += torch.stack([~finite, finite & (largest >= self._limit)])
 
@@ -113,8 +120,9 @@ class ExactGradients:
         self.group.sum(self._sums)
         bad, out_of_range = (self._sums[-2:] > 0).unbind()
         unit = torch.where(bad | out_of_range, torch.nan, 1 / self._units.double())
+        doubles = self._integers.view(torch.float64)
         for gradient, sums in self._chunks():
-            gradient.copy_(sums.double().mul_(unit))
+            gradient.copy_(doubles[: len(sums)].copy_(sums).mul_(unit))
         return out_of_range
 
     def _chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
