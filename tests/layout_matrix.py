@@ -38,7 +38,7 @@ STEPS = 20
 BATCH = {"world_size": 2, "microbatch": 7, "accumulation": 1}
 LAYOUTS = [(1, 14), (1, 1), (1, 5), (2, 7), (2, 2), (3, 2), (3, 7), (4, 1), (4, 4), (5, 3)]
 """(processes, microbatch); 14 sequences divide by 3, 4 and 5 processes no more than by microbatches of 4 and 5."""
-TOLERANCES = {"float32": (1e-6, 1e-5), "float64": (1e-12, 1e-12), "bf16": (2e-3, 2e-3)}
+TOLERANCES = {"float32": (1e-6, 1e-5), "float64": (1e-12, 1e-12), "bf16": (5e-4, 2e-3)}
 """Largest relative difference of a loss, and absolute difference of a final weight."""
 
 
@@ -195,7 +195,8 @@ def markdown(differences: Sequence[Difference]) -> str:
         f"Written by `python tests/layout_matrix.py docs/layout_matrix.md` with torch {torch.__version__} on a CPU.",
         f"{STEPS} steps of 14 sequences; the largest relative difference of a loss, and the largest difference of a",
         "final weight (key biases apart: their gradient is exactly zero), to the same run on one process with the",
-        "whole batch at once. Columns are processes x microbatch. Allowed: "
+        "whole batch at once. Columns are processes x microbatch. Losses are kept in units of 2^-24 nats a sequence,",
+        "so that a difference of 0 can be one below that. Allowed: "
         + "; ".join(f"{name} {loss:g} and {weight:g}" for name, (loss, weight) in TOLERANCES.items())
         + ".",
         "",
