@@ -20,8 +20,9 @@ from model.hashing import hash32, hash64
 if TYPE_CHECKING:
     from model.gpt import GPTConfig
 
-QUERY_ROWS = 64
-"""Rows of the attention weights that are computed at once: few enough to stay in a CPU's cache."""
+QUERY_ROWS = {"cpu": 64, "cuda": 512}
+"""Rows of the attention weights that are computed at once: few enough for a CPU's cache, and enough to keep a GPU busy
+(on which this was not measured)."""
 
 
 def dropout_keys(seed: int, step: int, positions: Sequence[int], config: "GPTConfig") -> Tensor:
@@ -130,7 +131,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         output = torch.empty_like(query)  # (N, T, D)
         with torch.autocast(query.device.type, enabled=False):
-            for rows in _blocks(query.shape[1]):
+            for rows in _blocks(query):
                 weights = _weights(query, key, rows)
                 weights.mul_(mask_of(keys, rows, rows.stop, context_length, dropout, weights.dtype))
                 mixed = _product(weights.to(value.dtype), value[:, : rows.stop], scale_of(dropout))
@@ -150,7 +151,7 @@ class _Attention(torch.autograd.Function):
         of_query = torch.empty_like(query)
         of_key, of_value = (torch.zeros_like(tensor, dtype=exact) for tensor in (key, value))
         with torch.autocast(query.device.type, enabled=False):
-            for rows in _blocks(query.shape[1]):
+            for rows in _blocks(query):
                 mine, seen = slice(rows.start, rows.stop), slice(rows.stop)
                 weights = _weights(query, key, rows)
                 mask = mask_of(keys, rows, rows.stop, ctx.context_length, ctx.dropout, exact)
@@ -163,23 +164,25 @@ class _Attention(torch.autograd.Function):
         return of_query, of_key.to(key.dtype), of_value.to(value.dtype), None, None, None
 
 
-def _blocks(length: int) -> Iterator[range]:
-    """Rows of the attention weights, some at a time."""
-    return (range(start, min(start + QUERY_ROWS, length)) for start in range(0, length, QUERY_ROWS))
+def _blocks(query: Tensor) -> Iterator[range]:
+    """Rows of the attention weights, some at a time; query is (N, T, D)."""
+    length, size = query.shape[1], QUERY_ROWS[query.device.type]
+    return (range(start, min(start + size, length)) for start in range(0, length, size))
 
 
 def _weights(query: Tensor, key: Tensor, rows: range) -> Tensor:
     """Attention weights of some rows over the columns that they see, before dropout: (N, rows, rows.stop)."""
-    mine, seen = query[:, rows.start : rows.stop], key[:, : rows.stop].transpose(1, 2)
-    scores = _product(mine, seen, query.shape[-1] ** -0.5)
+    # As in a fused kernel, scores are not rounded to a half type before the softmax.
+    mine, seen = (part.to(_exact(query.dtype)) for part in (query[:, rows.start : rows.stop], key[:, : rows.stop]))
+    scores = _product(mine, seen.transpose(1, 2), query.shape[-1] ** -0.5)
     future = torch.full((len(rows), len(rows)), -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
     scores[:, :, rows.start :].add_(future)
-    return torch.softmax(scores, dim=-1, dtype=_exact(query.dtype))
+    return torch.softmax(scores, dim=-1)
 
 
 def _product(one: Tensor, other: Tensor, scale: float) -> Tensor:
     """Products of matrices, times a number that is not rounded to their type."""
-    return torch.baddbmm(one.new_zeros(1), one, other, beta=0, alpha=scale)
+    return torch.baddbmm(one.new_empty(1), one, other, beta=0, alpha=scale)
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:

@@ -27,7 +27,7 @@ from model.gpt import build_gpt  # noqa: E402
 from training.config_check import config_from_mapping  # noqa: E402
 from training.data import open_training_data  # noqa: E402
 from training.distributed import Group, Process  # noqa: E402
-from training.gradients import AveragedGradients, ExactGradients  # noqa: E402
+from training.gradients import AveragedGradients  # noqa: E402
 from training.layout import plan_layout  # noqa: E402
 from training.loss import SequenceLoss  # noqa: E402
 from training.metrics import StepReader  # noqa: E402
@@ -108,13 +108,12 @@ def train(
     if combination.precision == "float64":
         model = model.double()
     data = open_training_data(config, datasets / config.data.dataset)
-    way = ExactGradients if config.bitwise else AveragedGradients
     trainer = Trainer(
         config=config,
         process=group.process,
-        layout=plan_layout(config.batch, group.process.world_size, microbatch, config.bitwise),
+        layout=plan_layout(config.batch, group.process.world_size, microbatch),
         data=data,
-        gradients=way(SequenceLoss(model), group),
+        gradients=AveragedGradients(SequenceLoss(model), group),
         optimizer=build_optimizer(model, config.optimizer),
         scaler=None,
     )

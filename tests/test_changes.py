@@ -64,8 +64,9 @@ TAKEN: dict[str, Any] = {
     "checkpoint.every": None,
     "checkpoint.keep": 1,
     "hub.private": False,
+    "reproducibility": "bitwise",
 }
-TAKEN_LATER: dict[str, Any] = {"reproducibility": "bitwise", "hub.repo": "owner/model"}
+TAKEN_LATER: dict[str, Any] = {"hub.repo": "owner/model"}
 """What this version cannot do yet may change all the same."""
 IS_THE_RECORD: dict[str, Any] = {"interventions": ["no-dropout"], "overrides": ["checkpoint.keep=1"]}
 ONLY_VALUE = {"optimizer.name", "resolved"}

@@ -210,9 +210,10 @@ def output_and_gradients(function: Any, inputs: list[Tensor], *arguments: Any) -
 
 
 HEAD_KEYS = dropout_keys(42, 0, range(2), CONFIG)[:, 3:6]
+ROWS = dropout_module.QUERY_ROWS["cpu"]
 
 
-@pytest.mark.parametrize("length", [1, 2, 77, dropout_module.QUERY_ROWS, 2 * dropout_module.QUERY_ROWS + 3])
+@pytest.mark.parametrize("length", [1, 2, 77, ROWS, 2 * ROWS + 3])
 def test_attention_in_blocks_is_the_formula(length: int) -> None:
     inputs = heads(length)
     found = output_and_gradients(attend, inputs, HEAD_KEYS, 0.3, 600)
@@ -222,7 +223,7 @@ def test_attention_in_blocks_is_the_formula(length: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, 4, 7])
 def test_the_gradient_of_attention_by_differences(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropout_module, "QUERY_ROWS", 3)
+    monkeypatch.setitem(dropout_module.QUERY_ROWS, "cpu", 3)
     inputs, exhaustive = heads(length)[:3], length < 4
     assert torch.autograd.gradcheck(
         lambda query, key, value: attend(query, key, value, HEAD_KEYS, 0.3, 13),
@@ -233,7 +234,7 @@ def test_the_gradient_of_attention_by_differences(length: int, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.2e-2)], ids=str
+    ("dtype", "bound"), [(torch.float32, 1e-6), (torch.float16, 2e-3), (torch.bfloat16, 8e-3)], ids=str
 )
 def test_attention_in_less_precision(dtype: torch.dtype, bound: float) -> None:
     """Errors of the size of the type's own rounding; autocast around it changes no bit."""

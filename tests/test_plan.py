@@ -85,13 +85,13 @@ def test_precision_without_autocast() -> None:
 def test_the_memory_estimate() -> None:
     """At least weights, gradients and both moments; more with a larger microbatch and in float32."""
     config = load_run_config("8xa100m40-baseline")
-    estimates = [estimated_memory(config, microbatch) for microbatch in (1, 6, 12, 64)]
+    estimates = [estimated_memory(config, microbatch, "cpu") for microbatch in (1, 6, 12, 64)]
     assert estimates == sorted(set(estimates))
     assert 16 * 163_009_536 < estimates[0] < 6 * GIB
     assert 4 * GIB < estimates[2] < 40 * GIB  # it was trained on GPUs of 40 GiB
     float32 = load_run_config("8xa100m40-baseline", ["precision.amp=off"])
-    assert estimated_memory(float32, 12) > estimates[2]
+    assert estimated_memory(float32, 12, "cpu") > estimates[2]
     without_dropout = load_run_config("8xa100m40-baseline", ["model.dropout=0"])
-    masks_and_weights = estimates[2] - estimated_memory(without_dropout, 12)
+    masks_and_weights = estimates[2] - estimated_memory(without_dropout, 12, "cpu")
     # Two masks in each of 12 layers, and some rows of the attention weights of one layer, not all 1024.
-    assert masks_and_weights == 12 * 2 * (12 * 1024 * 768) * 2 + 12 * 12 * QUERY_ROWS * 1024 * 20
+    assert masks_and_weights == 12 * 2 * (12 * 1024 * 768) * 2 + 12 * 12 * QUERY_ROWS["cpu"] * 1024 * 20

@@ -118,10 +118,11 @@ def _may_change(key: str) -> bool:
 def _batch_problem(saved: RunConfig, now: RunConfig) -> str:
     if saved.global_batch != now.global_batch:
         return f"the global batch {saved.global_batch:,} -> {now.global_batch:,}"
-    if saved.loss.reduction == "microbatch_mean" and saved.batch.microbatch != now.batch.microbatch:
-        return "on which loss.reduction microbatch_mean depends"
-    if saved.bitwise and now.bitwise and saved.batch.microbatch != now.batch.microbatch:
-        return "on which the last bits depend, that reproducibility: bitwise keeps"
+    if saved.batch.microbatch != now.batch.microbatch:
+        if saved.loss.reduction == now.loss.reduction == "microbatch_mean":
+            return "on which loss.reduction microbatch_mean depends"
+        if saved.bitwise and now.bitwise:
+            return "on which the last bits depend, that reproducibility: bitwise keeps"
     return ""
 
 

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Never
+from typing import TYPE_CHECKING, Annotated, Any, Never
 
 import typer
 
@@ -126,14 +126,26 @@ def evaluate(
     perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
     if as_json:
         values = {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte}
-        finite = {name: value if value is not None and math.isfinite(value) else None for name, value in values.items()}
-        print(json.dumps({"checkpoint": str(folder), **finite, "target_tokens": evaluated.target_tokens}))
+        print(to_json({"checkpoint": str(folder), **values, "target_tokens": evaluated.target_tokens}))
         return
     print(f"{folder}: {evaluated.target_tokens:,} validation tokens of {config.data.dataset}")
     print(f"loss           {loss:.6f} nats per token")
     print(f"perplexity     {perplexity:,.2f}")
     if bits_per_byte is not None:
         print(f"bits per byte  {bits_per_byte:.4f}")
+
+
+def to_json(values: Any) -> str:
+    """Strict JSON: null for what is not finite."""
+
+    def strict(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: strict(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [strict(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(strict(values), allow_nan=False)
 
 
 def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "Evaluated":
@@ -190,25 +202,28 @@ def verify(
     import torch
 
     from training.config_file import load_run_config
-    from training.data import provide_dataset
+    from training.data import open_training_data, provide_dataset
     from training.verify import agrees, default_layouts, describe_result, measure, parse_layout, table, tolerance_of
 
     config = load_run_config(run, overrides or [])
     gpus = torch.cuda.device_count()
     layouts = [parse_layout(text) for text in layout or []] or default_layouts(config, gpus)
     tolerance = tolerance_of(config, gpus) if tolerance is None else tolerance
+    if config.precision.amp == "fp16" and not gpus:
+        raise UserError("precision.amp: fp16 needs a GPU; verify another precision with --set precision.amp=bf16")
     provide_dataset(config.data, datasets)
+    open_training_data(config, datasets / config.data.dataset)  # a mistake in the data ends here, before any launch
     results = []
     for measured in measure(run, config, datasets, layouts, steps):
         results.append(measured)
         print(f"{len(results)} of {len(layouts)}: {measured.layout}, {measured.seconds:.0f} s", file=sys.stderr)
     same = all(agrees(measured, results[0], config.bitwise, tolerance) for measured in results)
     if as_json:
-        print(json.dumps({"same": same, "tolerance": tolerance, "layouts": [vars(measured) for measured in results]}))
+        print(to_json({"same": same, "tolerance": tolerance, "layouts": [vars(measured) for measured in results]}))
     else:
         print("\n".join([*table(results), describe_result(same, config, tolerance)]))
     if not same:
-        raise RunError(f"{run}: the layouts differ by more than {'a bit' if config.bitwise else 'rounding'}")
+        raise RunError(f"{run}: the layouts differ {'in bits' if config.bitwise else 'by more than rounding'}")
 
 
 def find_checkpoint_and_config(name: str) -> tuple[Path, "RunConfig"]:

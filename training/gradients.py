@@ -20,6 +20,11 @@ CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Numbers converted at once: few enough for a CPU's cache, and enough to keep a GPU busy."""
 
 
+def gradient_sums(module: nn.Module, group: Group, bitwise: bool) -> "AveragedGradients | ExactGradients":
+    """The way of a run; the module's weights become those of rank 0. Every rank must call this."""
+    return ExactGradients(module, group) if bitwise else AveragedGradients(module, group)
+
+
 class AveragedGradients:
     """DDP's way: summed in the parameters' precision, averaged over the processes by one exchange per bucket."""
 
@@ -32,9 +37,9 @@ class AveragedGradients:
 
     def begin(self, weight_sum: float, microbatches: int, loss_scale: Tensor) -> None:
         """Begins a step; the arguments matter to ExactGradients."""
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                parameter.grad.zero_()  # not set to None: the gradients stay in DDP's buckets
+        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        if gradients:  # not set to None: they stay in DDP's buckets
+            torch._foreach_zero_(gradients)
 
     def microbatch(self, last: bool) -> AbstractContextManager[None]:
         """The context of a microbatch's forward and backward; processes exchange gradients in the last of a step."""

@@ -97,7 +97,10 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
             split = splits["validation" if share < validation_share else "train"]
             split.add(prompt_ids, [*response_ids, end_of_text])
         if not splits["train"].ends:
-            raise UserError(f"{sources[0]}: leaves no record to train on; {RECORD}; give more, or a smaller share")
+            raise UserError(
+                f"{sources[0]}: leaves no record to train on, and {len(splits['validation'].ends):,} to validate on; a "
+                "dataset needs one to train on; give more records, or a smaller --validation-share"
+            )
         vocab_size = max(end_of_text, *vocabulary.get_vocab().values()) + 1
         counts = {name: split.write(folder, name, vocab_size) for name, split in splits.items() if split.ends}
         (folder / "tokenizer.json").write_bytes(file.read_bytes())
@@ -174,7 +177,7 @@ def _record(line: str) -> Record:
     if not prompt.strip():
         raise ValueError(f"{keys[0]} is empty")
     if not plain:
-        prompt = (ALPACA_WITH_INPUT if texts.get("input") else ALPACA).format_map({**texts, "instruction": prompt})
+        prompt = (ALPACA_WITH_INPUT if texts.get("input") else ALPACA).format_map(texts)
     return prompt, response
 
 

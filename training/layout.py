@@ -96,8 +96,9 @@ def describe(layout: Layout, batch: Batch) -> str:
     )
     if layout.world_size * layout.microbatch * layout.accumulation != layout.global_batch:
         text = text.replace(" = ", " over ") + f", uneven: {100 * layout.idle_share:.1f} % idle"
-    if layout.world_size > layout.global_batch:
-        text += f", no sequence for ranks from {layout.global_batch} on"
+    busy = -(-layout.global_batch // (layout.whole or 1))
+    if layout.world_size > busy:
+        text += f", no sequence for ranks from {busy} on"
     if (layout.world_size, layout.microbatch, layout.accumulation) == (
         batch.world_size,
         batch.microbatch,

@@ -51,7 +51,7 @@ class StepRecord:
     @property
     def overflow(self) -> bool:
         """Whether a skipped update is only the GradScaler's search for a scale."""
-        return self.target_tokens > 0 and self.skipped and self.loss_scale > 1
+        return self.target_tokens > 0 and self.skipped and self.loss_scale > 1 and not self.out_of_range
 
 
 class StepReader:

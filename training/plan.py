@@ -38,7 +38,7 @@ def plan_lines(
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, on {device}{refused}",
-        f"memory: about {estimated_memory(config, layout.microbatch) / GIB:.1f} GiB per process",
+        f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
     ]
 
 
@@ -52,13 +52,13 @@ def _schedule(config: RunConfig, total_steps: int | None) -> str:
     return f"{peak:g} after a warm-up of {warmup}, then a cosine to {peak * config.schedule.final_fraction:g}"
 
 
-def estimated_memory(config: RunConfig, microbatch: int) -> int:
+def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
     """A rough estimate, in bytes, of what one process needs at its peak beside the libraries.
 
-    Weights, gradients and AdamW's two moments in float32; activations kept for the backward, about 18 numbers per
-    token and width in each block, with dropout the masks of its two residual branches as well; the attention weights
-    of the rows that are computed at once, with dropout, which no fused kernel does for us; the logits of one chunk of
-    the head.
+    Weights, gradients and AdamW's two moments in float32, in bitwise mode sums in int64 as well; activations kept for
+    the backward, about 18 numbers per token and width in each block, with dropout the masks of its two branches as
+    well; the attention weights of the rows that are computed at once, with dropout, which no fused kernel does for
+    us; the logits of one chunk of the head.
     """
     from training.loss import CHUNK_LOGITS
 
@@ -69,7 +69,8 @@ def estimated_memory(config: RunConfig, microbatch: int) -> int:
     weights = 0
     if model.dropout:
         # In the backward: weights, mask and slopes in float32, the slopes' product, what was dropped, hashes.
-        rows = min(QUERY_ROWS, model.context_length)
+        rows = min(QUERY_ROWS[device], model.context_length)
         weights = microbatch * model.n_heads * rows * model.context_length * (3 * 4 + 2 * size + 4)
     logits = min(tokens * model.vocab_size, CHUNK_LOGITS) * 4 * 3
-    return 16 * parameter_count(model) + model.n_layers * block + weights + logits
+    per_parameter = 24 if config.bitwise else 16
+    return per_parameter * parameter_count(model) + model.n_layers * block + weights + logits

@@ -221,7 +221,8 @@ def staged_folder(destination: Path) -> Iterator[Path]:
     Raises:
         UserError: `destination` holds something already, or its parent cannot be written.
     """
-    if destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
+    dangling = destination.is_symlink() and not destination.exists()
+    if dangling or destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
         raise UserError(f"{destination}: exists already; a dataset is never overwritten; remove it first")
     # The host is part of the name because a process id says nothing on another node of a shared disk.
     prefix = f".{destination.name}.partial-{socket.gethostname()}-"

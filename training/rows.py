@@ -101,7 +101,7 @@ class TokenFile:
         """
         assert self._ends is not None, "only of a file that has documents"
         ends: Tokens = self._ends[:]
-        back = np.flatnonzero(np.diff(ends, prepend=0) < 1)
+        back = np.flatnonzero(ends <= np.concatenate([[0], ends[:-1]]))  # compared, as a difference could wrap round
         if len(back):
             number = int(back[0])
             before = int(ends[number - 1]) if number else 0

@@ -7,12 +7,12 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from training.changes import Changed, change_lines, compare_configs, refuse_changes
-from training.checkpoint import SUPERSEDED, find_checkpoint, list_checkpoints, number_of, supersede
+from training.checkpoint import SUPERSEDED, checkpoint_name, find_checkpoint, list_checkpoints, number_of, supersede
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
@@ -164,6 +164,8 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         return Opening(None, config_mapping(config), remarks, keeps_others=resume == "auto")
     remarks = [f"passed over {name}: {reason}" for name, reason in found.passed_over]
     state = read_state(found.path)
+    if state.best_step is not None and not (folder / checkpoint_name(state.best_step)).is_dir():
+        state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
     superseded = tuple(path.name for path in checkpoints if number_of(path) > state.step)
     newer = [name for name in superseded if name not in dict(found.passed_over)]
     if newer:

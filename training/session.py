@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
-from training.checkpoint import FOR_THE_MODEL, TrainingState, checkpoint_name, problem_of
+from training.checkpoint import FOR_THE_MODEL, TrainingState, problem_of
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import (
@@ -25,7 +25,7 @@ from training.data import (
 from training.distributed import Group
 from training.document_rows import AnyRows
 from training.errors import UserError
-from training.gradients import AveragedGradients, ExactGradients
+from training.gradients import gradient_sums
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog
@@ -91,7 +91,7 @@ def build(
     if opening.checkpoint is not None:
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
-    gradients = (ExactGradients if config.bitwise else AveragedGradients)(SequenceLoss(model), group)
+    gradients = gradient_sums(SequenceLoss(model), group, config.bitwise)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     return Session(
         folder=folder,
@@ -149,8 +149,6 @@ def first_state(session: Session, opening: Opening) -> TrainingState:
         refuse_another_order(session, state)
     if session.trainer.scaler is not None and state.scaler is not None:
         session.trainer.scaler.load_state_dict(state.scaler)
-    if state.best_step is not None and not (session.folder / checkpoint_name(state.best_step)).is_dir():
-        state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
     return replace(state, config=opening.config)
 
 

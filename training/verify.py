@@ -57,7 +57,9 @@ def default_layouts(config: RunConfig, gpus: int) -> list[tuple[int, int | None]
     most = gpus or 4
     layouts: list[tuple[int, int | None]] = [(count, None) for count in sorted({1, 2, 3, 4, 8, most}) if count <= most]
     half = config.batch.microbatch // 2
-    return layouts if config.bitwise or not half else [*layouts[:1], (1, half), *layouts[1:]]
+    if not config.bitwise and half:
+        layouts.insert(1, (1, half))
+    return layouts if len(layouts) > 1 else layouts * 2  # twice the same, then: from run to run
 
 
 def parse_layout(text: str) -> tuple[int, int | None]:
@@ -68,7 +70,9 @@ def parse_layout(text: str) -> tuple[int, int | None]:
     """
     numbers = text.split("x")
     if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
-        raise UserError(f"--layout {text}: must be a number of processes, or processes x microbatch as in 2x4")
+        raise UserError(
+            f"--layout {text}: must be a number of processes, or processes x microbatch as in 2x4; give one of these"
+        )
     return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
 
 
@@ -95,6 +99,8 @@ def measure(
         UserError: a layout is not possible; before anything is started.
         RunError: a launch failed; with what it said.
     """
+    if len(layouts) < 2:
+        raise UserError("--layout: one layout has nothing to be compared with; give at least two")
     for layout in layouts:
         plan_layout(config.batch, *layout, bitwise=config.bitwise)
     first: Measured | None = None
@@ -120,7 +126,7 @@ def measure(
 def agrees(measured: Measured, first: Measured, bitwise: bool, tolerance: float) -> bool:
     """Whether a layout gave the first one's run: to the last bit, or up to rounding."""
     if bitwise:
-        return (measured.digest, measured.losses) == (first.digest, first.losses)
+        return (measured.digest, measured.loss_difference) == (first.digest, 0.0)
     close = measured.loss_difference <= tolerance and measured.norm_difference <= 10 * tolerance
     return measured.counts == first.counts and close
 
