@@ -11,13 +11,29 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from known_model import ONE_TO_FOUR, ONE_TO_FOUR_LOSS, SMALL, KnownSequences, context_for, known_gpt
+from known_model import (
+    LOSS_3,
+    ONE_TO_FOUR,
+    ONE_TO_FOUR_LOSS,
+    ONLY_0,
+    ONLY_3,
+    SMALL,
+    STILL,
+    ZERO,
+    KnownSequences,
+    Steps,
+    build_trainer,
+    context_for,
+    gradients,
+    known_gpt,
+    train,
+)
 from ranks import on_ranks
 from safetensors.numpy import save_file
 from torch import Tensor
@@ -27,53 +43,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.config import Batch, Data, Loss, Optimizer, Precision, RunConfig
-from training.data import TrainingData, open_training_data
+from training.data import open_training_data
 from training.distributed import Group
 from training.errors import UserError
-from training.gradients import AveragedGradients, ExactGradients
 from training.layout import plan_layout
-from training.loss import SequenceLoss
-from training.metrics import StepReader, StepRecord
-from training.optimizer import build_optimizer
+from training.metrics import StepRecord
 from training.step import Trainer
 
-Steps = tuple[tuple[tuple[int, ...], ...], ...]
-
-STILL = Optimizer(learning_rate=1e-30, weight_decay=0.0)
-"""Leaves the weights as they are, so that every step has the gradient worked out for the first."""
 RANDOM = GPTConfig(vocab_size=50, context_length=12, emb_dim=16, n_heads=2, n_layers=2, dropout=0.0)
-
-
-def build_trainer(
-    group: Group,
-    model: GPT,
-    steps: Steps,
-    batch: Batch,
-    microbatch: int | None = None,
-    scaler: torch.amp.GradScaler | None = None,
-    **sections: Any,
-) -> Trainer:
-    """The real trainer of a model, on steps given as the targets of their sequences."""
-    settings = {"optimizer": STILL, "precision": Precision(amp="off", matmul="highest"), **sections}
-    config = RunConfig(name="test", model=model.config, data=Data(dataset="test"), batch=batch, **settings)
-    layout = plan_layout(batch, group.process.world_size, microbatch, config.bitwise)
-    data = cast(TrainingData, KnownSequences(steps, model.config.context_length))
-    optimizer = build_optimizer(model, config.optimizer)
-    way = ExactGradients if config.bitwise else AveragedGradients
-    return Trainer(config, group.process, layout, data, way(SequenceLoss(model), group), optimizer, scaler)
-
-
-def train(group: Group, trainer: Trainer, steps: Sequence[int]) -> list[StepRecord]:
-    """Does some steps; what the run would record of them."""
-    reader = StepReader(group)
-    for step in steps:
-        reader.add(step + 1, trainer.step(step))
-    return reader.read()[0]
-
-
-def gradients(model: GPT) -> Tensor:
-    """All gradients, in one row."""
-    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
 # What the gradient of a step is
@@ -91,12 +68,6 @@ class Case:
     world_size: int = 1
     processes: int | None = None
     """Processes that compute it, where they are not those of the config."""
-
-
-ZERO = (0.0, 0.0, 0.0, 0.0)
-ONLY_0 = (-0.9, 0.2, 0.3, 0.4)
-ONLY_3 = (0.1, 0.2, 0.3, -0.6)
-LOSS_3 = 0.916291
 
 
 def balanced(world_size: int, accumulation: int, microbatch: int, processes: int | None = None) -> Case:
@@ -589,69 +560,3 @@ def test_g44_g47_g69_a_bad_update_changes_nothing_on_any_rank(processes: int) ->
             else:
                 assert not math.isfinite(bad.grad_norm)
                 assert bad.loss is not None, "the loss itself was finite, and is recorded"
-
-
-# Precision
-
-
-def scaled(group: Group, spoilt: Sequence[int]) -> tuple[list[StepRecord], list[list[float]], list[float]]:
-    """Five steps of four microbatches with a GradScaler; records, the known gradient and the head's weights."""
-    model = known_gpt()
-    step = 0
-    model.head.weight.register_hook(lambda computed: computed * math.inf if step in spoilt else computed)
-    optimizer = Optimizer(learning_rate=1e-3, clip_norm=1.0)
-    batch = Batch(world_size=1, microbatch=1, accumulation=4)
-    scaler = torch.amp.GradScaler("cpu")
-    trainer = build_trainer(group, model, (((3,),) * 4,) * 3, batch, scaler=scaler, optimizer=optimizer)
-    records, found, weights = [], [], []
-    for step in range(3):
-        records.extend(train(group, trainer, [step]))
-        assert model.head.weight.grad is not None
-        found.append(model.head.weight.grad[:4, 0].tolist())
-        weights.append(model.head.weight[3, 0].item())
-    return records, found, weights
-
-
-def test_g40_g41_the_norm_and_the_clipping_are_of_the_unscaled_gradient() -> None:
-    records, found, weights = on_ranks(1, scaled, [])[0]
-    assert records[0].grad_norm == pytest.approx(0.707107, abs=1e-6)
-    assert found[0] == pytest.approx(ONLY_3, abs=1e-6)
-    assert [record.loss_scale for record in records] == [65536.0] * 3
-    assert len(set(weights)) == 3, "each step updates"
-
-
-def test_g48_overflows_lower_the_scale_and_are_not_taken_for_failures() -> None:
-    records, _, weights = on_ranks(1, scaled, [0, 1])[0]
-    assert [record.loss_scale for record in records] == [65536.0, 32768.0, 16384.0]
-    assert [record.skipped for record in records] == [record.overflow for record in records] == [True, True, False]
-    assert weights[0] == weights[1] == pytest.approx(math.log(4))
-    assert weights[2] != weights[1]
-
-
-ONE_AND_SMALL = (1.0, *[2.0**-9] * 63)
-
-
-@pytest.mark.parametrize(
-    ("amp", "parts", "total"),
-    [
-        pytest.param("off", ONE_AND_SMALL, 1.123047, id="off, one and 63 small ones"),
-        pytest.param("bf16", ONE_AND_SMALL, 1.123047, id="bf16, one and 63 small ones"),
-        pytest.param("fp16", ONE_AND_SMALL, 1.123047, id="fp16, one and 63 small ones"),
-        pytest.param("bf16", (0.01,) * 512, 5.12, id="bf16, 512 alike"),
-    ],
-)
-def test_g78_gradients_are_summed_in_float32(amp: str, parts: tuple[float, ...], total: float) -> None:
-    model = build_gpt(SMALL, seed=1)
-    each = iter(parts)
-    model.position_embedding.weight.register_hook(lambda computed: torch.full_like(computed, next(each)))
-    batch = Batch(world_size=1, microbatch=1, accumulation=len(parts))
-    precision = Precision.model_validate({"amp": amp, "matmul": "highest"})
-
-    def one_step(group: Group) -> None:
-        build_trainer(group, model, (((1,),) * len(parts),), batch, precision=precision).step(0)
-
-    on_ranks(1, one_step)
-    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.float32}
-    gradient = model.position_embedding.weight.grad
-    assert gradient is not None
-    assert gradient[0, 0].item() == pytest.approx(total, abs=1e-4)
