@@ -4,11 +4,14 @@ import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import Finished, Workplace
+from conftest import REPOSITORY, Finished, Workplace, golden_tokens
 from known_model import Steps, build_trainer, context_for, known_gpt, train
 from ranks import on_ranks
 from small_checkpoints import set_final_norm
@@ -139,3 +142,51 @@ def test_g07_the_gradient_of_a_sum_grows_with_the_targets() -> None:
     assert found[2][1] == [2 * value for value in found[1][1]]
     for _, gradient in on_ranks(2, summed, (window * 100,), 200):
         assert gradient == found[100][1]
+
+
+# Memory
+
+PEAK = """
+import atexit, re, runpy, sys
+from pathlib import Path
+atexit.register(lambda: print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+MEBIBYTE = 2**20
+
+
+def peak_memory(workplace: Workplace, config: Path) -> int:
+    """Peak memory of one process that trains, in bytes; the kernel counts it anew for each program."""
+    command = [sys.executable, "-c", PEAK, str(REPOSITORY / "ddp_train.py"), str(config), str(workplace.datasets)]
+    command += ["--output", str(workplace.folder / "out"), "--overwrite"]
+    # glibc raises this by itself, and then keeps what is freed: as much as a microbatch, however many follow.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return 1024 * int(done.stdout.split()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reproducibility", ["rounding", "bitwise"])
+def test_peak_memory_does_not_grow_with_accumulation(workplace: Workplace, reproducibility: str) -> None:
+    """16 microbatches need what one needs; twice the microbatch shows what holding on to another one would cost.
+
+    The bound is a tenth of that: two runs of one kind differ by half a MiB.
+    """
+    model = {"context_length": 128, "emb_dim": 64, "n_heads": 4, "n_layers": 4}
+    workplace.write_tokens(tokens=np.resize(golden_tokens(30_000).astype(np.uint16), 16 * 16 * 128 + 1))
+
+    def peak(microbatch: int, accumulation: int) -> int:
+        config = workplace.write_config(
+            model=model,
+            batch={"world_size": 1, "microbatch": microbatch, "accumulation": accumulation},
+            data={"train_tokens": microbatch * accumulation * 128},
+            evaluation={"every": None},
+            reproducibility=reproducibility,
+        )
+        return peak_memory(workplace, config)
+
+    one = peak(16, 1)
+    assert peak(32, 1) - one > 30 * MEBIBYTE
+    assert peak(16, 16) - one < 3 * MEBIBYTE
