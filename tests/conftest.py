@@ -5,6 +5,8 @@ import io
 import json
 import os
 
+from small_configs import Configs
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and several processes at a time
 
 import subprocess
@@ -149,6 +151,12 @@ def shared_workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
     place = Workplace(tmp_path_factory.mktemp("shared"))
     place.write_tokens()
     return place
+
+
+@pytest.fixture
+def configs(tmp_path: Path) -> Configs:
+    """An empty folder for YAML files."""
+    return Configs(tmp_path)
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,20 @@
-"""Run configs of the smallest useful model, and token files in which a token's value is its own position."""
+"""YAML configs, configs of the smallest useful model, and token files whose tokens are their own positions."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import ArrayLike
 from safetensors.numpy import save_file
 
 from training.config import RunConfig
-from training.config_check import config_from_mapping
+from training.config_check import ConfigError, config_from_mapping
+from training.config_file import load_run_config
+
+LEAST = "data: {dataset: tokens, train_tokens: 5120}\nbatch: {world_size: 2, microbatch: 4, accumulation: 2}\n"
+"""What a config cannot do without."""
 
 SECTIONS: dict[str, dict[str, Any]] = {
     "model": {"vocab_size": 2048, "context_length": 8, "emb_dim": 32, "n_heads": 2, "n_layers": 2, "dropout": 0},
@@ -16,6 +22,34 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "batch": {"world_size": 2, "microbatch": 2, "accumulation": 2},
     "precision": {"amp": "off"},
 }
+
+
+class Configs:
+    """A folder of YAML files; `run.yaml` is the one that is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, text: str, name: str = "run") -> Path:
+        path = self.folder / f"{name}.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def load(self, text: str = "", *overrides: str) -> RunConfig:
+        """Loads what is needed with `text` added."""
+        return load_run_config(str(self.write(LEAST + text)), overrides)
+
+    def problems(self, text: str, *overrides: str) -> list[str]:
+        """The problems that are told, each without the file that leads the message."""
+        with pytest.raises(ConfigError) as caught:
+            load_run_config(str(self.write(text)), overrides)
+        where = str(self.folder / "run.yaml") + (" with --set" if overrides else "")
+        one = re.fullmatch(rf"{re.escape(where)}: (.+)", str(caught.value))
+        if one:
+            return [one[1]]
+        first, *rest = str(caught.value).split("\n  - ")
+        assert first == f"{where} has {len(rest)} problems:"
+        return rest
 
 
 def small_config(**sections: Any) -> RunConfig:

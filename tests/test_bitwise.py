@@ -1,16 +1,25 @@
-"""Bitwise mode through the whole command: the same bytes on any number of processes, also after a kill."""
+"""Bitwise mode through whole steps and the whole command: the same bytes on any number of processes, or a refusal."""
 
 import hashlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from conftest import Finished, Workplace
+from conftest import REPOSITORY, Finished, Workplace, golden_tokens
+from known_model import Steps, build_trainer, context_for, known_gpt, train
+from ranks import on_ranks
+from small_checkpoints import set_final_norm
 
+from training.config import Batch, Loss
+from training.distributed import Group
 from training.errors import UserError
+from training.metrics import StepRecord
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -84,3 +93,100 @@ def test_another_microbatch_is_refused(workplace: Workplace) -> None:
     """It rounds otherwise, so the promise could not be kept."""
     with pytest.raises(UserError, match=r"^--microbatch 2: the config says 3, and with reproducibility: bitwise"):
         workplace.train_here(bitwise_config(workplace), microbatch=2)
+
+
+@pytest.mark.slow
+def test_gradients_that_stay_out_of_range_end_the_run(workplace: Workplace) -> None:
+    """They are finite, and told apart from those that are not; nothing is changed on any process."""
+    config = workplace.write_config(data={"train_tokens": 30 * 512}, evaluation={"every": None})
+    bitwise = ["--set", "reproducibility=bitwise"]
+    run = workplace.train(config, *bitwise, "--stop-after", "4")
+    assert run.status == 0, run.errors
+    saved = set_final_norm(run.folder / "step_00000004", 1e7)
+    run = workplace.train(config, "--resume", "latest", processes=2)
+    assert run.status == 1
+    assert run.errors.count("the gradient was out of bitwise mode's range 5 steps in a row") == 1
+    events = [line for line in run.of_kind("event") if line["event"] == "nonfinite"]
+    assert [(line["step"], line["out_of_range"], line["overflow"]) for line in events[:5]] == [
+        (step, True, False) for step in range(5, 10)
+    ]
+    assert all(line["skipped"] and line["loss"] is not None for line in run.of_kind("train")[4:])
+    assert (run.folder / "step_00000005" / "model.safetensors").read_bytes() == saved
+
+
+# The reduction sum, whose gradients are the largest
+
+
+def summed(group: Group, steps: Steps, accumulation: int) -> tuple[StepRecord, list[float]]:
+    """A step's record, and the gradient of the four numbers."""
+    model = known_gpt(context_for(steps[0]))
+    batch = Batch(world_size=1, microbatch=1, accumulation=accumulation)
+    trainer = build_trainer(group, model, steps, batch, loss=Loss(reduction="sum"), reproducibility="bitwise")
+    record = train(group, trainer, [0])[0]
+    assert model.head.weight.grad is not None
+    return record, model.head.weight.grad[:4, 0].tolist()
+
+
+def test_g07_the_gradient_of_a_sum_grows_with_the_targets() -> None:
+    """10 targets of class 0 and 100 of class 3: 110 times the mean's gradient, and exactly twice that for twice them.
+
+    A hundred times as many do not overflow either; on two processes the bits are the same.
+    """
+    window = ((0,) * 10, (3,) * 100)
+    found = {times: on_ranks(1, summed, (window * times,), 2 * times)[0] for times in (1, 2, 100)}
+    for times, (record, gradient) in found.items():
+        assert gradient == pytest.approx([times * value for value in (1, 22, 33, -56)], abs=110e-6 * times)
+        assert record.grad_norm == pytest.approx(68.629440 * times, rel=1e-6)
+        assert record.loss == pytest.approx(1.042317, abs=1e-6)
+        assert not record.out_of_range
+    assert found[2][1] == [2 * value for value in found[1][1]]
+    for _, gradient in on_ranks(2, summed, (window * 100,), 200):
+        assert gradient == found[100][1]
+
+
+# Memory
+
+PEAK = """
+import atexit, re, runpy, sys
+from pathlib import Path
+atexit.register(lambda: print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+MEBIBYTE = 2**20
+
+
+def peak_memory(workplace: Workplace, config: Path) -> int:
+    """Peak memory of one process that trains, in bytes; the kernel counts it anew for each program."""
+    command = [sys.executable, "-c", PEAK, str(REPOSITORY / "ddp_train.py"), str(config), str(workplace.datasets)]
+    command += ["--output", str(workplace.folder / "out"), "--overwrite"]
+    # glibc raises this by itself, and then keeps what is freed: as much as a microbatch, however many follow.
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return 1024 * int(done.stdout.split()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reproducibility", ["rounding", "bitwise"])
+def test_peak_memory_does_not_grow_with_accumulation(workplace: Workplace, reproducibility: str) -> None:
+    """16 microbatches need what one needs; twice the microbatch shows what holding on to another one would cost.
+
+    The bound is a tenth of that: two runs of one kind differ by half a MiB.
+    """
+    model = {"context_length": 128, "emb_dim": 64, "n_heads": 4, "n_layers": 4}
+    workplace.write_tokens(tokens=np.resize(golden_tokens(30_000).astype(np.uint16), 16 * 16 * 128 + 1))
+
+    def peak(microbatch: int, accumulation: int) -> int:
+        config = workplace.write_config(
+            model=model,
+            batch={"world_size": 1, "microbatch": microbatch, "accumulation": accumulation},
+            data={"train_tokens": microbatch * accumulation * 128},
+            evaluation={"every": None},
+            reproducibility=reproducibility,
+        )
+        return peak_memory(workplace, config)
+
+    one = peak(16, 1)
+    assert peak(32, 1) - one > 30 * MEBIBYTE
+    assert peak(16, 16) - one < 3 * MEBIBYTE

@@ -232,7 +232,10 @@ def numbers_of(data: TrainingData, layout: Layout, first: int, last: int) -> lis
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("count", [8, 9, 15, 19, 24])
 def test_an_epoch_of_documents_ends_with_a_smaller_step(tmp_path: Path, count: int, shuffle: bool) -> None:
-    """Each document once an epoch, on any layout; targets and tokens of a step are those of its documents."""
+    """Each document once an epoch, on any layout; targets and tokens of a step are those of its documents.
+
+    G28: no step is of two epochs, so none has two denominators. G30: what is left of an epoch is one step.
+    """
     data = document_run(tmp_path, count, data={"epochs": 2, "shuffle": shuffle})
     per_epoch = -(-count // 8)
     assert (data.steps_per_epoch, data.total_steps) == (per_epoch, 2 * per_epoch)

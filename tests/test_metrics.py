@@ -179,7 +179,7 @@ def test_a_norm_up_to_the_limit_is_not_clipped(path: Path, clip_norm: float | No
 
 
 def test_values_that_are_not_finite_are_null(path: Path) -> None:
-    """Strict JSON: no NaN and no Infinity, in a step, in a validation, in an event; such a step is an event too."""
+    """G57, strict JSON: no NaN and no Infinity in any line; such a step is an event too, whatever is read with it."""
     log = log_to(path)
     bad = dataclasses.replace(NAN, loss=math.nan, loss_min=-math.inf, loss_max=math.inf)
     log.steps(numbered(bad, OVERFLOW, WITHOUT_TARGETS), 3.0)

@@ -199,7 +199,7 @@ def test_a_shape_that_no_key_explains_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [TINY, TIED], ids=["untied", "tied"])
 def test_tied_and_untied_load_strictly_and_exactly(tmp_path: Path, config: GPTConfig) -> None:
-    """R91 and R105: the one loader, on both; a tied pair stays one storage and one optimizer entry."""
+    """R91, R105, G82: the one loader, on both; a tied pair stays one storage and one optimizer entry."""
     model = build_gpt(config, seed=2)
     optimizer = adamw(model)
     train(model, optimizer)

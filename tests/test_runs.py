@@ -1,7 +1,5 @@
 """Whole runs through the real command line, in real processes."""
 
-import hashlib
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +12,8 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY, Finished, Workplace, golden_tokens
 from fake_hub import FakeHub
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from small_checkpoints import set_final_norm
 
 from training.errors import RunError, UserError
 
@@ -382,7 +381,7 @@ def test_evaluation_changes_nothing(workplace: Workplace) -> None:
 
 
 def test_gradients_that_stay_not_finite_end_the_run(workplace: Workplace) -> None:
-    """R09: five in a row stop the run, all reported; the last good checkpoint is as it was, best too."""
+    """R09, G57: five in a row stop the run, all reported; the last good checkpoint is as it was, best too."""
     config = workplace.write_config(evaluation={"every": 2}, checkpoint={"every": 2}, data={"train_tokens": 30 * 512})
     run = workplace.train_here(config, stop_after=4)
     set_final_norm(run.folder / "step_00000004", 1e38)  # finite, but its logits are not
@@ -409,18 +408,6 @@ def test_weights_that_are_not_finite_are_never_saved(workplace: Workplace) -> No
     assert os.readlink(run.folder / "latest") == "step_00000004"
 
 
-def set_final_norm(checkpoint: Path, value: float) -> None:
-    """Changes weights of a checkpoint, and its manifest with them, as no crash could."""
-    path = checkpoint / "model.safetensors"
-    weights = load_file(path)
-    weights["final_norm.weight"][:] = value
-    save_file(weights, path, metadata={"format": "pt"})
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    content = path.read_bytes()
-    manifest["model.safetensors"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-
-
 def test_retention(workplace: Workplace) -> None:
     """The newest N and best are kept; latest and best are relative links that resolve."""
     config = workplace.write_config(evaluation={"every": 4}, checkpoint={"every": 1, "keep": 2})
@@ -434,7 +421,7 @@ def test_retention(workplace: Workplace) -> None:
 
 @pytest.mark.slow
 def test_tied_weights_through_a_whole_run(workplace: Workplace) -> None:
-    """R91, R105: trained, saved, resumed and evaluated with one storage for both names."""
+    """R91, R105, G82: trained, saved, resumed and evaluated with one storage for both names."""
     config = workplace.write_config(model={"tie_weights": True, "init": "gpt2"}, evaluation={"every": 5})
     whole = workplace.train_here(config, output="whole")
     workplace.train_here(config, output="parts", stop_after=5)

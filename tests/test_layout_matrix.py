@@ -1,0 +1,80 @@
+"""The same run on other layouts, whatever is combined: through the trainer, and through the whole command.
+
+layout_matrix.py has the whole matrix; what it found is in docs/layout_matrix.md.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Finished, Workplace
+from layout_matrix import STEPS, TOLERANCES, Combination, combinations, compare, write_datasets
+from safetensors.torch import load_file
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("precision", "layouts"),
+    [("float32", [(1, 1), (3, 2), (4, 4)]), ("float64", [(3, 3)])],
+)
+def test_every_combination_is_the_same_on_other_layouts(precision: str, layouts: list[tuple[int, int]]) -> None:
+    """Sequence by sequence, on three processes unevenly, on four of which each has one microbatch; bf16 besides."""
+    found = list(compare([(1, 14), *layouts], [precision]))
+    assert len(found) == len(layouts) * len(combinations([precision])) == len(layouts) * 9
+    assert not [difference for difference in found if not difference.is_rounding]
+
+
+def train(workplace: Workplace, combination: Combination, processes: int, microbatch: int) -> Finished:
+    """The first 20 steps of a combination through the command."""
+    config = {key: value for key, value in combination.config().items() if key != "name"}
+    path = workplace.folder / f"{combination.data}.yaml"
+    path.write_text(json.dumps(config))
+    options = ["--stop-after", str(STEPS), "--microbatch", str(microbatch)]
+    run = workplace.train(path, *options, processes=processes, output=f"on{processes}")
+    assert run.status == 0, run.errors
+    return run
+
+
+def final_weights(run: Finished) -> Path:
+    return run.folder / f"step_{STEPS:08d}" / "model.safetensors"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("data", ["packed", "documents"])
+@pytest.mark.parametrize(("dropout", "clip_norm"), [(0.1, 0.3), (0.0, None)])
+def test_the_command_trains_the_same_run_on_other_layouts(
+    workplace: Workplace, data: str, dropout: float, clip_norm: float | None
+) -> None:
+    """One process with the whole batch at once, and three with 2 of its 14 sequences at a time, so unevenly."""
+    write_datasets(workplace.datasets)
+    combination = Combination(data, dropout, clip_norm, "float32")
+    one, three = (train(workplace, combination, *layout) for layout in ((1, 14), (3, 2)))
+    assert len(one.losses) == STEPS
+    assert three.losses == pytest.approx(one.losses, rel=1e-6)
+    clipped = [line["clipped"] for line in one.of_kind("train")]
+    assert clipped == [line["clipped"] for line in three.of_kind("train")]
+    assert any(clipped) == (clip_norm is not None)
+    first, other = (load_file(final_weights(run)) for run in (one, three))
+    # Key biases have no effect on the attention: their gradient is rounding alone, and Adam scales that up.
+    apart = {name: float((other[name] - first[name]).abs().max()) for name in first if not name.endswith("key.bias")}
+    assert max(apart.values()) < 1e-5
+
+
+def test_the_document_shows_every_combination_within_rounding() -> None:
+    lines = (REPOSITORY / "docs" / "layout_matrix.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    layouts = rows[0][1:]
+    assert len(layouts) == len({*layouts}) >= 6
+    found = {name: cells for name, *cells in rows[1:]}
+    assert found.keys() == {combination.name for combination in combinations()}
+    for combination in combinations():
+        most_loss, most_weight = TOLERANCES[combination.precision]
+        assert len(found[combination.name]) == len(layouts)
+        for cell in found[combination.name]:
+            assert re.fullmatch(r"\de[+-]\d\d, \de[+-]\d\d", cell), cell  # without "too much"
+            loss, weight = map(float, cell.split(", "))
+            assert loss <= most_loss
+            assert weight <= most_weight
