@@ -78,12 +78,9 @@ def main(
     config = load_run_config(run, saved_overrides(folder, resume, fresh) if resume else fresh)
     process = Process.from_environment()
     if dry_run:
-        print_plan(
-            config,
-            plan_layout(config.batch, process.world_size, microbatch, config.bitwise),
-            datasets,
-            process,
-        )
+        remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
+        layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
+        print_plan(config, layout, datasets, process, remarks)
         return
     if config.precision.amp == "fp16" and process.device.type == "cpu":
         raise UserError(
@@ -115,14 +112,14 @@ def main(
         group.first("finish", lambda: finish(session, state))
 
 
-def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process) -> None:
+def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
     """Prints what the run would do; the data are looked at only where the config leaves their length open."""
     total_steps, documents = config.total_steps, None
     if total_steps is None and (datasets / config.data.dataset).is_dir():
         data = open_training_data(config, datasets / config.data.dataset)
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        print("\n".join(plan_lines(config, layout, total_steps, process.device.type, documents)))
+        print("\n".join([*plan_lines(config, layout, total_steps, process.device.type, documents), *remarks]))
 
 
 def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:

@@ -479,3 +479,16 @@ def test_a_refusal_is_one_sentence_from_one_process(workplace: Workplace, proces
     assert done.errors.count(sentence) == 1, done.errors
     assert "data.train_tokens 5120 -> 2560 (5 steps in all instead of 10, and 5 are done); " in done.errors
     assert content(run.folder) == before
+
+
+def test_a_dry_run_looks_at_the_run_to_go_on_with(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """What would be refused is refused, what would be taken is told, and nothing is written."""
+    config = workplace.write_config(evaluation={"every": None})
+    run = workplace.train_here(config, stop_after=1)
+    before = sorted(path.name for path in run.folder.iterdir())
+    with pytest.raises(UserError, match=r"model\.n_layers 3 -> 2"):
+        workplace.train_here(config, resume="latest", dry_run=True, overrides=["model.n_layers=2"])
+    capsys.readouterr()
+    workplace.train_here(config, resume="latest", dry_run=True, overrides=["optimizer.learning_rate=1e-3"])
+    assert "optimizer.learning_rate: 0.0004 -> 0.001 from step 2 on" in capsys.readouterr().out
+    assert sorted(path.name for path in run.folder.iterdir()) == before

@@ -117,5 +117,8 @@ def test_the_whole_command(workplace: Workplace) -> None:
 def test_mistakes_are_told_before_anything_starts(workplace: Workplace) -> None:
     bad = verify(workplace, "--set", "reproducibility=bitwise", "--layout", "1", "--layout", "1x2")
     assert (bad.returncode, bad.stdout) == (2, "")
-    assert bad.stderr.startswith("error: --microbatch 2: the config says 4")
+    assert bad.stderr.startswith("error: --layout 1x2: with reproducibility: bitwise the microbatch stays")
     assert "Traceback" not in bad.stderr
+    alone = verify(workplace, "--layout", "1")
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert alone.stderr == "error: --layout: one layout has nothing to be compared with; give at least two\n"

@@ -147,7 +147,7 @@ def _length_problem(passes: tuple[Passes, Passes] | None, shuffled: bool, done: 
     if before.steps_per_epoch == after.steps_per_epoch or done == 0:
         return ""
     if shuffled:
-        return "data.shuffle orders another number of sequences otherwise"
+        return "data.shuffle orders another number of sequences otherwise; data.epochs may grow"
     first = min(before.steps_per_epoch, after.steps_per_epoch)
     if done > first:
         return f"the steps from {first + 1:,} on would have been in another epoch"

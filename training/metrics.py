@@ -148,7 +148,8 @@ class RunLog:
         self.seconds = 0.0
         """Training time since the run's beginning, over resumes."""
         self.all_reduces: int | None = None
-        """Exchanges of gradients in the last step recorded; the first two have more, while DDP forms its buckets."""
+        """Exchanges of gradients in the last step recorded; None in the first two, while DDP forms its buckets."""
+        self._recorded = 0
         self.tokens = 0
         """Input tokens since the run's beginning, over resumes."""
 
@@ -163,7 +164,8 @@ class RunLog:
         tokens_per_second = sum(record.input_tokens for record in records) / seconds if records else 0.0
         for record in records:
             self.seconds += seconds / len(records)
-            self.all_reduces = record.all_reduces
+            self._recorded += 1
+            self.all_reduces = record.all_reduces if self._recorded > 2 else None
             self.tokens += record.input_tokens
             self._write(self._train_line(record, tokens_per_second))
             if record.skipped and record.target_tokens:

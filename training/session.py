@@ -113,6 +113,11 @@ def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> 
     if config.init_from is None:
         return None
     other = REPOSITORY / config.init_from
+    if not other.is_dir():
+        raise UserError(
+            f"init_from: {other}: there is no such folder; give that of a checkpoint, absolute or as seen from "
+            f"{REPOSITORY}, such as checkpoints/tiny/latest"
+        )
     problem = problem_of(other, FOR_THE_MODEL)
     if problem is not None:
         raise UserError(f"init_from: {other}: {problem}; give the folder of a complete checkpoint")

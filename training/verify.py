@@ -37,8 +37,8 @@ class Measured:
     """Target tokens of each step, and whether it was skipped."""
     digest: str
     """The sha256 of the final weights' file."""
-    all_reduces: int
-    """Exchanges in the last step."""
+    all_reduces: int | None
+    """Exchanges of gradients in the last step, one for each of DDP's buckets; None if it is one of the first two."""
     seconds: float
     loss_difference: float = 0.0
     """Largest relative difference to the first layout's losses."""
@@ -101,8 +101,13 @@ def measure(
     """
     if len(layouts) < 2:
         raise UserError("--layout: one layout has nothing to be compared with; give at least two")
-    for layout in layouts:
-        plan_layout(config.batch, *layout, bitwise=config.bitwise)
+    own = config.batch.microbatch
+    for processes, microbatch in layouts if config.bitwise else []:
+        if microbatch not in (None, own):
+            raise UserError(
+                f"--layout {processes}x{microbatch}: with reproducibility: bitwise the microbatch stays the config's, "
+                f"{own}, as another size rounds otherwise; give --layout {processes}"
+            )
     first: Measured | None = None
     weights: dict[str, Tensor] = {}
     for processes, microbatch in layouts:
@@ -143,7 +148,7 @@ def table(results: Sequence[Measured]) -> list[str]:
                 *(f"{loss:.7f}" for loss in measured.losses),
                 *(f"{difference:.1e}" for difference in differences),
                 measured.digest[:12],
-                str(measured.all_reduces),
+                "-" if measured.all_reduces is None else str(measured.all_reduces),
                 f"{measured.seconds:.0f}",
             ]
         )
@@ -187,7 +192,7 @@ def _read(folder: Path, config: RunConfig, layout: tuple[int, int | None], secon
         grad_norms=[float(norm) for norm in metrics.train["grad_norm"]],
         counts=[(int(line["target_tokens"]), bool(line["skipped"])) for line in metrics.train],
         digest=manifest[MODEL]["sha256"],
-        all_reduces=int(metrics.events[-1]["all_reduces_per_step"]),
+        all_reduces=metrics.events[-1]["all_reduces_per_step"],
         seconds=seconds,
     )
 
