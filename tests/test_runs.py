@@ -125,14 +125,13 @@ def test_same_run_on_any_number_of_processes(workplace: Workplace) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_dropout_is_the_same_on_any_number_of_processes(workplace: Workplace) -> None:
-    """1, 2, 3 (uneven) and 4 processes, and G85, stopped on 2 and resumed on 3: each step's loss within 1e-6."""
+    """1 and 4 processes, and G85, stopped on 2 and resumed on 3 (uneven): each step's loss within 1e-6."""
     config = workplace.write_config(model={"dropout": 0.1})
     one = workplace.train_here(config, output="on1")
     assert len(one.losses) == 10
-    for processes in (2, 3, 4):
-        run = workplace.train(config, processes=processes, output=f"on{processes}")
-        assert run.status == 0, run.errors
-        assert run.losses == pytest.approx(one.losses, rel=1e-6)
+    four = workplace.train(config, processes=4, output="on4")
+    assert four.status == 0, four.errors
+    assert four.losses == pytest.approx(one.losses, rel=1e-6)
     workplace.train(config, "--stop-after", "4", processes=2, output="parts")
     parts = workplace.train(config, "--resume", "latest", processes=3, output="parts")
     assert parts.status == 0, parts.errors
