@@ -162,7 +162,7 @@ def test_the_split_of_the_global_batch_may_change(now: tuple[int, int, int]) -> 
 LENGTHS = [
     ((640, 1), (1280, 1), False, 5, ""),
     ((640, 1), (1280, 1), False, 10, ""),
-    ((640, 1), (1280, 1), True, 5, "data.shuffle orders another number of sequences otherwise"),
+    ((640, 1), (1280, 1), True, 5, "data.shuffle orders another number of sequences otherwise; data.epochs may grow"),
     ((640, 1), (1280, 1), True, 0, ""),
     ((640, 1), (600, 1), True, 5, ""),  # whole steps: the same range
     ((640, 1), (640, 3), True, 5, ""),

@@ -126,7 +126,9 @@ ONE_AND_SMALL = (1.0, *[2.0**-9] * 63)
         pytest.param("off", ONE_AND_SMALL, 1.123047, id="off, one and 63 small ones"),
         pytest.param("bf16", ONE_AND_SMALL, 1.123047, id="bf16, one and 63 small ones"),
         pytest.param("fp16", ONE_AND_SMALL, 1.123047, id="fp16, one and 63 small ones"),
-        pytest.param("bf16", (0.01,) * 512, 5.12, id="bf16, 512 alike"),
+        pytest.param(
+            "bf16", (0.01,) * 512, 5.12, id="bf16, 512 alike", marks=pytest.mark.slow
+        ),  # bf16 is emulated here
     ],
 )
 def test_g78_gradients_are_summed_in_float32(amp: str, parts: tuple[float, ...], total: float) -> None:
