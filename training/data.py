@@ -4,7 +4,6 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -77,15 +76,14 @@ def permuted(numbers: NDArray[np.int64], count: int, seed: int, epoch: int) -> N
     "Ciphers with arbitrary finite domains", 2002): no table to keep, and nothing of a library's random generator
     that could change between versions.
     """
-    half = max(1, -(-(count - 1).bit_length() // 2))
-    mask = (1 << half) - 1
+    bits = max(1, -(-(count - 1).bit_length() // 2))
+    half, mask = np.uint64(bits), np.uint64((1 << bits) - 1)
     walked = numbers.astype(np.uint64)
     outside = np.arange(len(walked))
     while len(outside):
         left, right = walked[outside] >> half, walked[outside] & mask
         for round_number in range(6):
-            # hash64 is arithmetic alone, so it takes an array of uint64 for any of its numbers.
-            left, right = right, left ^ (cast(Any, hash64)(right, seed, epoch, round_number) & mask)
+            left, right = right, left ^ (hash64(right, seed, epoch, round_number) & mask)
         walked[outside] = left << half | right
         outside = outside[walked[outside] >= count]
     return walked.astype(np.int64)
