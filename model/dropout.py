@@ -7,7 +7,7 @@ sequence. So it depends neither on the other sequences of the microbatch nor on 
 In shape comments: B sequences, T tokens of a sequence, E embedding width, H heads, D = E / H.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,8 +114,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, keys: Tensor, dropout: flo
         (B, H, T, D).
     """
     flat = (tensor.flatten(0, 1) for tensor in (query, key, value, keys))  # (B, H, ...) -> (B*H, ...)
-    mixed: Tensor = _Attention.apply(*flat, dropout, context_length)  # type: ignore[no-untyped-call]
-    return mixed.view(query.shape)
+    apply: Callable[..., Tensor] = _Attention.apply  # typed in some versions of torch only
+    return apply(*flat, dropout, context_length).view(query.shape)
 
 
 class _Attention(torch.autograd.Function):
