@@ -89,7 +89,7 @@ def import_model(
 def source_folder(source: str, revision: str | None) -> Iterator[tuple[Path, str | None]]:
     """Gives the folder that a source is in, and the commit if it came from the Hub, into a temporary folder."""
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         if revision is not None:
             raise UserError(
                 f"--revision {revision}: is for a model on the Hub, and {source} is a folder here; leave it out"
@@ -97,7 +97,7 @@ def source_folder(source: str, revision: str | None) -> Iterator[tuple[Path, str
         yield path, None
     elif source.startswith((".", os.sep)) or not re.fullmatch(f"{NAME_PATTERN}/{NAME_PATTERN}", source):
         raise UserError(
-            f"{source}: there is no such folder; give one that holds {WEIGHTS}, or a model on the Hub as owner/name, "
+            f"{source!r}: there is no such folder; give one that holds {WEIGHTS}, or a model on the Hub as owner/name, "
             "such as openai-community/gpt2"
         )
     else:
