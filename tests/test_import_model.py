@@ -32,12 +32,14 @@ PROMPT = "Every effort"
 STEP = "step_00000004"
 
 
-def isobatch(*arguments: object, status: int = 0, **environment: str) -> "subprocess.CompletedProcess[str]":
+def isobatch(
+    *arguments: object, status: int = 0, environment: dict[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
     """Runs the command in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "training.cli", *map(str, arguments)],
         cwd=REPOSITORY,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **environment},
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", **(environment or {})},
         capture_output=True,
         text=True,
         check=False,
@@ -194,7 +196,7 @@ def test_the_forerunners_models_become_runs(tmp_path: Path) -> None:
 
 def test_what_cannot_be_imported_leaves_nothing(tmp_path: Path) -> None:
     source = write_gpt2(tmp_path / "source")
-    for options, said in (
+    mistakes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"name": "../it"}, r"--name '\.\./it': must be a name of letters"),
         ({"revision": "main"}, "--revision main: is for a model on the Hub"),
         ({"like": "nix"}, "nix: there is no configs/nix.yaml"),
@@ -204,9 +206,10 @@ def test_what_cannot_be_imported_leaves_nothing(tmp_path: Path) -> None:
         ({"source": "a/b/c"}, "'a/b/c': there is no such folder"),
         ({"source": "../a"}, "there is no such folder"),
         ({"source": ""}, "'': there is no such folder"),
-    ):
+    )
+    for options, said in mistakes:
         with pytest.raises(UserError, match=said):
-            import_here(**{"source": source, "tmp_path": tmp_path, **options})
+            import_here(options.pop("source", source), tmp_path, **options)
     assert not (tmp_path / "checkpoints").exists()
     import_here(source, tmp_path)
     with pytest.raises(UserError, match="checkpoints/it: exists already; an import overwrites nothing"):
@@ -247,7 +250,7 @@ def test_a_model_on_the_hub(tmp_path: Path) -> None:
     tokenizer = json.loads(write_tokenizer(tmp_path / "tokens").read_text())
     tensors = load_file(source / "model.safetensors")
     names = sorted(tensors)
-    index = {}
+    index: dict[str, str] = {}
     files = {"config.json": (source / "config.json").read_bytes(), "pytorch_model.bin": b"pickled"}
     for number, part in enumerate((names[:9], names[9:]), start=1):
         file = f"model-0000{number}-of-00002.safetensors"
@@ -265,15 +268,15 @@ def test_a_model_on_the_hub(tmp_path: Path) -> None:
         hub.add("model", "owner/gpt", {"pytorch_model.bin": b"pickled"})
         environment = hub.environment(tmp_path / "home")
         output = ("--output", tmp_path / "checkpoints", "--datasets", tmp_path)
-        done = isobatch("import", "owner/gpt", "--revision", "v1", "--name", "it", *output, **environment)
+        done = isobatch("import", "owner/gpt", "--revision", "v1", "--name", "it", *output, environment=environment)
         assert "from owner/gpt\n" in done.stdout
         assert hub.downloads("pytorch_model.bin") == hub.downloads("onnx/model.safetensors") == 0
-        refused = isobatch("import", "owner/gpt", "--name", "other", *output, status=2, **environment)
+        refused = isobatch("import", "owner/gpt", "--name", "other", *output, status=2, environment=environment)
         assert (
             "model owner/gpt: the repository has no model.safetensors, only pytorch_model.bin; pickled"
             in refused.stderr
         )
-        missing = isobatch("import", "owner/nix", "--name", "other", *output, status=2, **environment)
+        missing = isobatch("import", "owner/nix", "--name", "other", *output, status=2, environment=environment)
         assert "model owner/nix: the Hub has no such repository" in missing.stderr
     run = tmp_path / "checkpoints" / "it"
     event = json.loads((run / "metrics.jsonl").read_text())

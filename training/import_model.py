@@ -118,6 +118,7 @@ def imported_config(run: RunConfig, name: str, model: GPTConfig, keeps_tokenizer
     """The config of an imported run: that of another run, but for the model and the tokenizer that its folder keeps."""
     mapping = config_mapping(run)
     mapping |= {"name": name, "init_from": None, "interventions": [], "overrides": []}
+    mapping["hub"] = {**mapping["hub"], "repo": None}
     mapping["model"] = {key: getattr(model, key) for key in mapping["model"]}
     if keeps_tokenizer is not None:
         path = keeps_tokenizer.resolve() / TOKENIZER
