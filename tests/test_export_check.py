@@ -184,9 +184,7 @@ def test_a_folder_that_transformers_does_not_load_is_a_failure(
     without_transformers(tmp_path, monkeypatch)
     assert ask_transformers(folders.right, folders.question) == "ImportError: blocked here"
     (tmp_path / "blocked" / "transformers" / "__init__.py").write_text("raise ValueError('not such a model')")
-    with pytest.raises(
-        RunError, match=r"transformers does not load the export \(ValueError: not such a model\)"
-    ):
+    with pytest.raises(RunError, match=r"transformers does not load the export \(ValueError: not such a model\)"):
         ask_transformers(folders.right, folders.question)
 
 
