@@ -111,13 +111,16 @@ def test_names_without_prefix_and_masks_among_the_weights(tmp_path: Path) -> Non
         assert torch.equal(model_of(read_foreign_model(folder, "source", None))(IDS), noisy_model(config).eval()(IDS))
 
 
-def test_a_head_beside_a_tied_embedding_must_be_it(tmp_path: Path) -> None:
+def test_r91_a_file_that_contradicts_its_tying_is_refused(tmp_path: Path) -> None:
+    """R91: a head beside a tied embedding must be it, and an untied one must be there."""
     config = VARIANTS["tied-bias"]
     embedding = noisy_model(config).token_embedding.weight.detach().clone()
     same = write_gpt2(tmp_path / "same", config, {"lm_head.weight": embedding})
     assert "head.weight" not in read_foreign_model(same, "source", None).weights
     other = write_gpt2(tmp_path / "other", config, {"lm_head.weight": embedding + 1})
     assert "the config says that weights are tied, but lm_head.weight is not transformer.wte.weight" in problem(other)
+    without = write_gpt2(tmp_path / "without", config, tie_word_embeddings=False)
+    assert "the config says that weights are not tied, but lm_head.weight is missing" in problem(without)
 
 
 def test_zero_biases_are_none(tmp_path: Path) -> None:

@@ -171,5 +171,7 @@ def _tokenizer_config(tokenizer: Tokenizer, end_of_text: int | None, context_len
     # The class that takes tokenizer.json as it is; GPT2Tokenizer would replace parts of it by its own.
     values = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context_length}
     values |= {"clean_up_tokenization_spaces": False}
-    token = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
-    return values if token is None else {**values, "bos_token": token, "eos_token": token}
+    added = tokenizer.get_added_tokens_decoder()
+    if end_of_text not in added:  # to name an ordinary token would make it a special one, which is split off a text
+        return values
+    return {**values, "bos_token": added[end_of_text].content, "eos_token": added[end_of_text].content}

@@ -136,7 +136,9 @@ def _read_gpt2(tensors: dict[str, Tensor], folder: Path, heads: int | None) -> F
 
 
 def _with_head_as_said(tensors: dict[str, Tensor], embedding: str, head: str, tied: bool) -> dict[str, Tensor]:
-    """Leaves a tied head out, under whichever of its two names the file has it."""
+    """Leaves a tied head out, under whichever of its two names the file has it; an untied one must be there."""
+    if not tied and head not in tensors:
+        raise ValueError(f"the config says that weights are not tied, but {head} is missing; correct the config")
     if not tied:
         return tensors
     if embedding not in tensors and head in tensors:  # how safetensors' save_model may leave a tied pair
