@@ -13,9 +13,9 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from training.dataset_files import fraction_of, staged_folder, write_description, write_split
 from training.errors import UserError
-from training.prepare import DOCUMENTS_PER_BATCH, fraction_of, staged_folder, write_description, write_split
-from training.tokenizer import end_of_text_id, load_tokenizer
+from training.tokenizer import DOCUMENTS_PER_BATCH, end_of_text_id, load_tokenizer
 
 # The prompts that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, README), word for word.
 ALPACA = (
