@@ -18,6 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from training.errors import UserError
 
+Tokens = NDArray[np.unsignedinteger[Any]]
+TokenType = np.dtype[np.unsignedinteger[Any]]
+HEADER_BYTES = 128
+"""Of a token file that is written piece by piece: enough for 10^19 tokens."""
+
 
 def write_split(
     folder: Path, split: str, counts: dict[str, int], ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]
@@ -25,9 +30,7 @@ def write_split(
     """Writes one split's token file; returns its entry in dataset.json: the counts given, tokens and digest."""
     path = folder / f"{split}.safetensors"
     tokens = write_tokens(path, ids, vocab_size, **documents)
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {**counts, "tokens": tokens, "sha256": digest}
+    return {**counts, "tokens": tokens, "sha256": file_digest(path)}
 
 
 def write_description(folder: Path, **values: Any) -> None:
@@ -38,8 +41,6 @@ def write_description(folder: Path, **values: Any) -> None:
 
 def write_tokens(path: Path, ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]) -> int:
     """Writes token ids under the key `tokens` of a safetensors file: as uint16, for a larger vocabulary as uint32.
-
-    Every id is checked before the cast, which would wrap 65536 round to 0 and -1 to 65535.
 
     Args:
         path: The file to write.
@@ -55,34 +56,102 @@ def write_tokens(path: Path, ids: ArrayLike, vocab_size: int, **documents: NDArr
     """
     from safetensors.numpy import save
 
-    dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-    largest = int(np.iinfo(dtype).max)
-    if not 0 < vocab_size <= largest + 1:
-        raise UserError(
-            f"{path.name}: a vocabulary of {vocab_size} tokens; {np.dtype(dtype)} holds ids up to {largest}; "
-            "use a tokenizer with fewer tokens"
-        )
+    tokens = checked_tokens(path.name, ids, vocab_size)
+    # save_file would make the file readable for its owner alone.
+    path.write_bytes(save({"tokens": tokens, **documents}))
+    return len(tokens)
+
+
+def checked_tokens(name: str, ids: ArrayLike, vocab_size: int) -> Tokens:
+    """Token ids in the type of a token file.
+
+    Every id is checked before the cast, which would wrap 65536 round to 0 and -1 to 65535.
+
+    Raises:
+        UserError: naming the file `name`, the first id that does not fit and the largest that does.
+    """
+    dtype = token_type(name, vocab_size)
     tokens = np.asarray(ids)
     if tokens.ndim != 1 or (tokens.size > 0 and tokens.dtype.kind not in "iu"):
         raise UserError(
-            f"{path.name}: token ids of type {tokens.dtype} and shape {tokens.shape}; "
+            f"{name}: token ids of type {tokens.dtype} and shape {tokens.shape}; "
             "they must be a row of integers; correct the source of the ids"
         )
     outside = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
     if outside.size > 0:
         position = int(outside[0])
         raise UserError(
-            f"{path.name}: token id {tokens[position]} at position {position}; the vocabulary of {vocab_size} "
-            f"ends at {vocab_size - 1}, {np.dtype(dtype)} at {largest}; use the tokenizer of that vocabulary"
+            f"{name}: token id {tokens[position]} at position {position}; the vocabulary of {vocab_size} "
+            f"ends at {vocab_size - 1}, {dtype} at {np.iinfo(dtype).max}; use the tokenizer of that vocabulary"
         )
-    # save_file would make the file readable for its owner alone.
-    path.write_bytes(save({"tokens": tokens.astype(dtype), **documents}))
-    return len(tokens)
+    return tokens.astype(dtype)
+
+
+def token_type(name: str, vocab_size: int) -> TokenType:
+    """uint16 for a vocabulary of up to 65,536 tokens, else uint32.
+
+    Raises:
+        UserError: naming the file `name`; not even that holds them.
+    """
+    if not 0 < vocab_size <= 2**32:
+        raise UserError(
+            f"{name}: a vocabulary of {vocab_size} tokens; uint32 holds ids up to {2**32 - 1}; "
+            "use a tokenizer with fewer tokens"
+        )
+    return np.dtype(np.uint16 if vocab_size <= 2**16 else np.uint32)
+
+
+class TokenWriter:
+    """Writes a token file piece by piece; goes on with one that has been left."""
+
+    def __init__(self, path: Path, dtype: TokenType, tokens: int = 0) -> None:
+        """Opens the file, and cuts off what it has behind its first `tokens` tokens."""
+        self.path, self.dtype, self.tokens = path, dtype, tokens
+        self._file = path.open("r+b" if tokens else "wb")
+        self._file.truncate(HEADER_BYTES + tokens * dtype.itemsize)
+        self._file.seek(0, os.SEEK_END)
+
+    def append(self, tokens: bytes) -> None:
+        """Adds tokens, as they are to lie in the file."""
+        self._file.write(tokens)
+        self.tokens += len(tokens) // self.dtype.itemsize
+
+    def flush(self) -> None:
+        """Returns when all is on the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def finish(self) -> None:
+        """Writes the header, which makes it a safetensors file: room was left for any number of tokens."""
+        self._file.seek(0)
+        kind = "U16" if self.dtype.itemsize == 2 else "U32"
+        offsets = [0, self.tokens * self.dtype.itemsize]
+        header = json.dumps({"tokens": {"dtype": kind, "shape": [self.tokens], "data_offsets": offsets}})
+        size = HEADER_BYTES - 8
+        self._file.write(size.to_bytes(8, "little") + header.encode().ljust(size))
+        self.flush()
+
+    def close(self) -> None:
+        """Leaves the file as it is."""
+        self._file.close()
+
+
+def file_digest(path: Path) -> str:
+    """sha256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fraction_of(text: str) -> float:
     """A number in [0, 1) that depends on the text alone, as if drawn at random: decides its place and its split."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:6]) / 2**48
+
+
+def refuse_existing(destination: Path) -> None:
+    """Raises a UserError where a new dataset would take the place of something."""
+    dangling = destination.is_symlink() and not destination.exists()
+    if dangling or destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
+        raise UserError(f"{destination}: exists already; a dataset is never overwritten; remove it first")
 
 
 @contextlib.contextmanager
@@ -96,9 +165,7 @@ def staged_folder(destination: Path) -> Iterator[Path]:
     Raises:
         UserError: `destination` holds something already, or its parent cannot be written.
     """
-    dangling = destination.is_symlink() and not destination.exists()
-    if dangling or destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
-        raise UserError(f"{destination}: exists already; a dataset is never overwritten; remove it first")
+    refuse_existing(destination)
     # The host is part of the name because a process id says nothing on another node of a shared disk.
     prefix = f".{destination.name}.partial-{socket.gethostname()}-"
     folder = destination.with_name(f"{prefix}{os.getpid()}")

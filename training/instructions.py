@@ -1,6 +1,5 @@
 """Instruction data: JSON lines of prompts and responses become a document dataset whose prompts are no targets."""
 
-import hashlib
 import json
 import sys
 from array import array
@@ -13,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from training.dataset_files import fraction_of, staged_folder, write_description, write_split
+from training.dataset_files import file_digest, fraction_of, staged_folder, write_description, write_split
 from training.errors import UserError
 from training.tokenizer import DOCUMENTS_PER_BATCH, end_of_text_id, load_tokenizer
 
@@ -110,7 +109,7 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
             kind="documents",
             vocab_size=vocab_size,
             end_of_text=end_of_text,
-            source=[{"file": source.name, "sha256": _digest(source)} for source in sources],
+            source=[{"file": source.name, "sha256": file_digest(source)} for source in sources],
             licence=None,
             validation_share=validation_share,
             splits=counts,
@@ -194,8 +193,3 @@ def _size(path: Path) -> int:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; instruction data are files of JSON lines; correct the path")
     return path.stat().st_size
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
