@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,18 @@ def file_digest(path: Path) -> str:
     """sha256 of a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(tokenizer: str, end_of_text: int, splits: Mapping[str, Mapping[str, Any]]) -> str:
+    """A sha256 over what fixes all that a run sees of a dataset.
+
+    Args:
+        tokenizer: the sha256 of its tokenizer.json.
+        end_of_text: its id.
+        splits: their entries in dataset.json, of which the sha256 of the token file counts.
+    """
+    digests = {split: entry["sha256"] for split, entry in splits.items()}
+    return hashlib.sha256(json.dumps([tokenizer, end_of_text, digests], sort_keys=True).encode()).hexdigest()
 
 
 def fraction_of(text: str) -> float:

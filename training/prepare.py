@@ -1,0 +1,141 @@
+"""`isobatch prepare`: a dataset made from the user's own documents, or from instructions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.corpus import Settings, prepare_documents
+from training.document_reader import parse_object, read_lines
+from training.errors import UserError
+from training.sources import REPOSITORY, SourceFile, find_sources
+from training.vocabulary import SMALLEST, Vocabulary, byte_vocabulary, read_vocabulary
+
+TEXT_KEY = "text"
+VALIDATION_SHARE, VALIDATION_SHARE_OF_INSTRUCTIONS = 0.01, 0.05
+INSTRUCTIONS = ({"prompt", "response"}, {"instruction", "output"})
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says of a dataset, besides its sources; None where it says nothing."""
+
+    tokenizer: str | None = None
+    """A tokenizer.json, a folder, or a model on the Hub."""
+    train_bpe: int | None = None
+    """Tokens of a byte-level BPE to train."""
+    bytes: bool = False
+    text_key: str | None = None
+    separator: str | None = None
+    validation_share: float | None = None
+    decontaminate: int | None = None
+    """Words of an n-gram that a training document must not share with the validation split."""
+
+
+def prepare(
+    names: Sequence[str],
+    output: Path,
+    options: Options,
+    revision: str | None = None,
+    patterns: Sequence[str] = (),
+    workers: int = 1,
+) -> None:
+    """Writes the dataset `output`: packed from documents, or of documents from instructions.
+
+    The first record of JSON lines decides which. Where it has both a text and instructions it is taken for
+    instructions, unless `text_key` is given.
+
+    Args:
+        names: files, folders or dataset repositories; see `find_sources`.
+        output: the new folder.
+        options: see there.
+        revision: of repositories.
+        patterns: which files of folders and repositories to take.
+        workers: processes that tokenize; the result does not depend on it.
+
+    Raises:
+        UserError: naming the option, or the file and the place in it, that is wrong.
+        RunError: a file could not be written, or a process was killed.
+    """
+    _check(options)
+    sources = find_sources(names, revision, patterns)
+    files = [file for source in sources for file in source.files]
+    if not (options.text_key or options.separator) and _holds_instructions(files[0]):
+        _prepare_instructions([file.path for file in files], output, options)
+        return
+    share = VALIDATION_SHARE if options.validation_share is None else options.validation_share
+    settings = Settings(options.text_key or TEXT_KEY, options.separator, share, options.decontaminate)
+    if options.tokenizer is not None:
+        vocabulary: Vocabulary | int = read_vocabulary(_tokenizer_path(options.tokenizer, output.parent))
+    else:
+        vocabulary = options.train_bpe or byte_vocabulary()
+    prepare_documents(sources, output, settings, vocabulary, workers)
+
+
+def _check(options: Options) -> None:
+    """Refuses options that make no sense, before anything is read."""
+    given = [options.tokenizer is not None, options.train_bpe is not None, options.bytes]
+    if sum(given) != 1:
+        raise UserError(
+            f"--tokenizer, --train-bpe, --bytes: {sum(given)} of them are given; a dataset has one tokenizer; give one "
+            "of --tokenizer FILE-OR-NAME, --train-bpe TOKENS and --bytes"
+        )
+    if options.train_bpe is not None and not SMALLEST <= options.train_bpe <= 2**24:
+        raise UserError(
+            f"--train-bpe: is {options.train_bpe:,}; a byte-level BPE has {SMALLEST} tokens, the bytes and the end of "
+            f"text, or more; give {SMALLEST} to {2**24:,}"
+        )
+    share = options.validation_share
+    if share is not None and not 0 <= share < 1:
+        raise UserError(
+            f"--validation-share: is {share:g}; it is a share of the documents, from 0 to below 1; correct it"
+        )
+    if options.separator == "":
+        raise UserError("--separator: is empty; it is the text between two documents; give one, or leave it out")
+    if options.decontaminate is not None and options.decontaminate < 1:
+        raise UserError(
+            f"--decontaminate: is {options.decontaminate}; it is a number of words, such as 13; correct it or leave it "
+            "out"
+        )
+    if options.decontaminate is not None and share == 0:
+        raise UserError("--decontaminate: needs a validation split; leave it out, or --validation-share 0")
+
+
+def _holds_instructions(file: SourceFile) -> bool:
+    if file.format != "JSON lines":
+        return False
+    for _, line in read_lines(file, lambda size: None):
+        try:
+            keys = set(parse_object(line))
+        except ValueError:
+            return False  # said where the file is read
+        whole = any(kind <= keys for kind in INSTRUCTIONS)
+        return whole or (TEXT_KEY not in keys and any(kind & keys for kind in INSTRUCTIONS))
+    return False
+
+
+def _prepare_instructions(files: Sequence[Path], output: Path, options: Options) -> None:
+    from training.instructions import prepare_instructions
+
+    if options.tokenizer is None:
+        raise UserError(
+            f"{files[0]}: holds instructions, which need the tokenizer of the model to train on them; give "
+            "--tokenizer, or the key of a text with --text-key"
+        )
+    if options.decontaminate is not None:
+        raise UserError("--decontaminate: is for running text; leave it out for instructions")
+    share = options.validation_share
+    tokenizer = _tokenizer_path(options.tokenizer, output.parent)
+    prepare_instructions(files, output, tokenizer, VALIDATION_SHARE_OF_INSTRUCTIONS if share is None else share)
+
+
+def _tokenizer_path(tokenizer: str, datasets: Path) -> Path:
+    """Where a tokenizer lies; one of the Hub is downloaded beside the datasets, as a run's data.tokenizer is."""
+    path = Path(tokenizer)
+    if path.exists() or not REPOSITORY.fullmatch(tokenizer) or path.suffix == ".json":
+        return path
+    file = datasets / ".tokenizers" / tokenizer / "tokenizer.json"
+    if not file.exists():
+        from training.hub import download_tokenizer
+
+        download_tokenizer(tokenizer, file)
+    return file
