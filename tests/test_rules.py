@@ -13,7 +13,7 @@ ONE_PLACE = {
     "torch.distributed": "training/distributed.py",
     "yaml": "training/yaml_reader.py",
     "huggingface_hub": "training/hub.py",
-    "fcntl": "training/run_folder.py",
+    "fcntl": "training/lock.py",
 }
 STANDARD = {"dataclasses", "typing", "math", "collections"}
 
