@@ -38,6 +38,7 @@ class RefusedError(Exception):
 class Handler(BaseHTTPRequestHandler):
     hub: "FakeHub"
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each answer waits 40 ms
 
     def log_message(self, format: str, *args: object) -> None:
         pass

@@ -19,6 +19,7 @@ WAITS = (2.0, 8.0, 30.0, 60.0)
 """Seconds before each further attempt; the client itself has by then tried most requests six times in 23 seconds."""
 LONGEST_WAIT = 330.0  # the Hub counts requests per five minutes
 SILENCE_SECONDS = 120.0
+READERS = ("read", "no_access")  # roles in an organisation
 TOKEN_PAGE = "https://huggingface.co/settings/tokens"
 
 Say = Callable[[str], None]
@@ -89,11 +90,10 @@ def _problem_of_account(account: dict[str, Any], repository: str) -> str | None:
         return f"the token in HF_TOKEN may only read; {remedy}"
     roles = {entry.get("name"): entry.get("roleInOrg") for entry in account.get("orgs") or []}
     if owner != account.get("name") and owner not in roles:
-        mine = ", ".join(sorted(str(name) for name in [account.get("name"), *roles]))
-        return (
-            f"the token in HF_TOKEN is that of {account.get('name')}, who may not write to {owner}; it may be: {mine}"
-        )
-    if roles.get(owner) in ("read", "no_access"):
+        writable = [name for name, role in roles.items() if role not in READERS]
+        mine = ", ".join(sorted(map(str, [account.get("name"), *writable])))
+        return f"the token in HF_TOKEN is {account.get('name')}'s, who may not write to {owner}, but to: {mine}"
+    if roles.get(owner) in READERS:
         return (
             f"{account.get('name')} may only read in the organisation {owner}; ask its administrators, or use another"
         )
@@ -238,7 +238,7 @@ def problem_of(error: BaseException) -> str:
     which = f"{file[1]} could not be sent: " if file else ""
     status = _status(cause)
     if status is not None:
-        said = getattr(cause, "server_message", None)
+        said = " ".join(str(getattr(cause, "server_message", None) or "").split())
         return which + _refusal(status, f"HTTP {status}" + (f": {said}" if said else ""))
     if isinstance(cause, OfflineModeIsEnabled):
         return f"{which}HF_HUB_OFFLINE forbids to reach the Hub; unset HF_HUB_OFFLINE"
