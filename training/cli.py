@@ -114,6 +114,33 @@ def sample(
 
 
 @app.command()
+def export(
+    checkpoint: CheckpointArgument,
+    output: Annotated[Path, typer.Option(help="The new folder; for gguf the new file, NAME.gguf.")],
+    dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
+    file_format: Annotated[
+        str, typer.Option("--format", help="transformers: a folder; gguf: a file for llama.cpp.")
+    ] = "transformers",
+    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
+    datasets: Annotated[
+        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
+    ] = None,
+) -> None:
+    """Write a model as other programs load it, checked before it gets its name."""
+    from training.config import REPOSITORY
+    from training.export import write_export
+
+    folder, config = find_checkpoint_and_config(checkpoint)
+    datasets = datasets or REPOSITORY / "datasets"
+    description = datasets / config.data.dataset / "dataset.json"
+    tokenizer = tokenizer or find_tokenizer_if_any(config, datasets)
+    exported = write_export(folder, config, output, file_format, dtype, tokenizer, description)
+    if tokenizer is None:
+        print("without a tokenizer: the run has none; give a tokenizer.json with --tokenizer", file=sys.stderr)
+    print(f"{exported.folder}: {', '.join(exported.files)}\n{exported.check}")
+
+
+@app.command()
 def evaluate(
     checkpoint: CheckpointArgument,
     datasets: Annotated[
@@ -255,17 +282,23 @@ def find_checkpoint_and_config(name: str) -> tuple[Path, "RunConfig"]:
 
 def find_tokenizer(config: "RunConfig", datasets: Path) -> Path:
     """The tokenizer of a run's data: the dataset's own, or the one that data.tokenizer names, fetched if need be."""
-    from training.data import tokenizer_file
-    from training.hub import download_tokenizer
-
-    path = tokenizer_file(config.data, datasets)
+    path = find_tokenizer_if_any(config, datasets)
     if path is None:
         own = datasets / config.data.dataset / "tokenizer.json"
         raise UserError(
             f"{own}: there is no such file, and the run has no data.tokenizer; "
             "give a tokenizer.json with --tokenizer, or the folder of the run's dataset with --datasets"
         )
-    if not path.exists():
+    return path
+
+
+def find_tokenizer_if_any(config: "RunConfig", datasets: Path) -> Path | None:
+    """The same; None where the run has none."""
+    from training.data import tokenizer_file
+    from training.hub import download_tokenizer
+
+    path = tokenizer_file(config.data, datasets)
+    if path is not None and not path.exists():
         download_tokenizer(str(config.data.tokenizer), path)
     return path
 
