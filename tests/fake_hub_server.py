@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fake_hub import FakeHub, Fault, Repository, Stored
 
 BINARY = (".safetensors", ".png", ".parquet", ".gz", ".zst", ".gguf")
+LICENCES = ("mit", "apache-2.0", "cc0-1.0", "other")  # of those that the Hub knows
 SMALL = 10 * 1024 * 1024
 
 
@@ -161,6 +162,8 @@ class Handler(BaseHTTPRequestHandler):
         problems = [] if isinstance(metadata, dict) else ["empty or missing yaml metadata in repo card"]
         for entry in metadata.get("model-index", []) if isinstance(metadata, dict) else []:
             problems += [f'"model-index[0].{key}" is required' for key in ("name", "results") if key not in entry]
+        if isinstance(metadata, dict) and metadata.get("license", "mit") not in LICENCES:
+            problems.append('"license" must be one of [...]')
         if problems:
             errors = [{"message": problem} for problem in problems]
             raise RefusedError(400, "Invalid metadata", body={"errors": errors, "warnings": []})

@@ -31,10 +31,10 @@ for line in sys.stdin:
     said = []
     try:
         if "check" in wish:
-            answer = {"checked": check_access(wish["check"], "--push-to-hub")}
+            answer = {"checked": check_access(wish["check"], "--push-to-hub", wish.get("licence"))}
         else:
             to, stale = Destination(**wish["to"]), wish.get("stale", ())
-            answer = {"sha": upload_folder(Path(wish["folder"]), to, "A title", "isobatch push it", said.append, stale)}
+            answer = {"sha": upload_folder(Path(wish["folder"]), to, "A title", said.append, stale)}
     except (RunError, UserError) as error:
         answer = {"refusal": str(error), "kind": type(error).__name__}
     print(json.dumps(answer | {"said": said}), flush=True)
@@ -84,7 +84,6 @@ class Client:
         answer = self.upload(folder, **more)
         assert answer["kind"] == "RunError"
         assert "\n" not in answer["refusal"]
-        assert answer["refusal"].endswith(f"{folder} holds what was to be uploaded; to upload it: isobatch push it")
         assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == FILES.keys()
         return str(answer["refusal"])
 
@@ -331,6 +330,14 @@ def test_a_token_that_may_write_passes(plain_hub: FakeHub, plain_client: Client,
     plain_hub.reset()
     assert plain_client.ask(check=repository) == {"checked": None, "said": []}
     assert [request.path for request in plain_hub.requests] == ["/api/whoami-v2"], "and nothing is made there"
+
+
+def test_a_licence_that_the_hub_does_not_know_is_refused_before(plain_hub: FakeHub, plain_client: Client) -> None:
+    """With the upload it would be refused too, when everything is done."""
+    plain_hub.reset()
+    assert plain_client.ask(check=MODEL, licence="mit") == {"checked": None, "said": []}
+    refusal = plain_client.ask(check=MODEL, licence="apache")["refusal"]
+    assert refusal.startswith("--push-to-hub: tester/model: the Hub knows no licence 'apache'; https://")
 
 
 @pytest.mark.parametrize(

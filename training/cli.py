@@ -13,6 +13,7 @@ import typer
 
 from training.command import run_command
 from training.errors import RunError, UserError
+from training.hub_commands import push
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -25,6 +26,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.command()(push)
 
 CheckpointArgument = Annotated[
     str,

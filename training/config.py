@@ -17,6 +17,7 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=Fals
 with_config(STRICT)(GPTConfig)
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+LICENCE_PATTERN = r"[a-z0-9][a-z0-9.+-]*"
 REPOSITORY_PART = r"(?!.*(--|\.\.))[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -130,7 +131,7 @@ class Hub(Section):
 
     repo: Text | None = None
     private: bool = True
-    licence: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.+-]*$")] | None = None
+    licence: Annotated[str, Field(pattern=f"^{LICENCE_PATTERN}$")] | None = None
     every: Interval = None
 
     @model_validator(mode="after")

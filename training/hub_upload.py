@@ -3,11 +3,12 @@
 huggingface_hub is imported inside the functions, because importing it takes longer than `--help` should.
 """
 
+import contextlib
 import json
 import logging
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ LONGEST_WAIT = 330.0  # the Hub counts requests per five minutes
 SILENCE_SECONDS = 120.0
 READERS = ("read", "no_access")  # roles in an organisation
 TOKEN_PAGE = "https://huggingface.co/settings/tokens"
+LICENCE_PAGE = "https://huggingface.co/docs/hub/repositories-licenses"
 
 Say = Callable[[str], None]
 
@@ -48,15 +50,16 @@ class Destination:
 # Before
 
 
-def check_access(repository: str, named: str) -> None:
+def check_access(repository: str, named: str, licence: str | None = None) -> None:
     """Checks, before any work is done, that there is a Hub, and a token that may write to `repository` there.
 
     Args:
         repository: `owner/name`.
         named: the key or option that names it, for the message.
+        licence: that the page will name; the Hub decides which ones there are.
 
     Raises:
-        UserError: there is no token, or it may not write there, or the Hub cannot be reached.
+        UserError: there is no token, or it may not write there, the Hub cannot be reached, or knows no such licence.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HfHubHTTPError
@@ -74,6 +77,8 @@ def check_access(repository: str, named: str) -> None:
         )
         hf_raise_for_status(answer)
         problem = _problem_of_account(answer.json(), repository)
+        if licence is not None and problem is None:
+            problem = _problem_of_licence(licence)
     except client_errors() as error:
         unknown = isinstance(error, HfHubHTTPError) and error.response.status_code == 401
         problem = f"HF_TOKEN: {problem_of(error)}" if unknown else problem_of(error)
@@ -110,11 +115,22 @@ def _problem_of_account(account: dict[str, Any], repository: str) -> str | None:
     return None
 
 
+def _problem_of_licence(licence: str) -> str | None:
+    """Asks the Hub about a page with this licence: an unknown one would only be refused with the upload."""
+    from huggingface_hub import ModelCard
+
+    try:
+        ModelCard(f"---\nlicense: {licence}\n---\n").validate()
+    except ValueError:
+        return f"the Hub knows no licence {licence!r}; {LICENCE_PAGE} lists their names"
+    return None
+
+
 # The upload
 
 
 def upload_folder(
-    folder: Path, to: Destination, title: str, again: str, say: Say, stale: Collection[str] | None = ()
+    folder: Path, to: Destination, title: str, say: Say | None, stale: Collection[str] | None = ()
 ) -> str:
     """Uploads all files of a folder in one commit; what the Hub has already is not sent again.
 
@@ -125,8 +141,7 @@ def upload_folder(
         folder: a tree of files; hidden ones are left out.
         to: where to.
         title: of the commit.
-        again: how to repeat this, told if it fails.
-        say: shows a line to the user.
+        say: shows a line to the user; None = in silence, without progress bars.
         stale: files that are removed in the same commit where they are there and not in the folder; None = all others.
 
     Returns:
@@ -135,26 +150,41 @@ def upload_folder(
     Raises:
         RunError: it failed for good; the folder is as it was.
     """
+    tell: Say = say or (lambda _line: None)
     files = {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     }
     size = sum(path.stat().st_size for path in files.values())
-    say(f"uploading {len(files)} files ({size / 1e6:,.1f} MB) to {to.page}")
+    tell(f"uploading {len(files)} files ({size / 1e6:,.1f} MB) to {to.page}")
     for wait in (*WAITS, None):
         try:
-            return _upload(files, to, title, say, stale)
+            with _progress_bars(shown=say is not None):
+                return _upload(files, to, title, tell, stale)
         except client_errors() as error:
+            problem = f"{to.repository}: {problem_of(error)}"
             if wait is None or not may_pass(error):
-                raise RunError(
-                    f"{to.repository}: {problem_of(error)}; nothing is lost, {folder} holds what was to be uploaded; "
-                    f"to upload it: {again}"
-                ) from error
+                raise RunError(problem) from error
             pause = max(wait, min(_asked_to_wait(error), LONGEST_WAIT))
-            say(f"{to.repository}: {problem_of(error)}; trying again in {pause:.0f} s")
+            tell(f"{problem}; trying again in {pause:.0f} s")
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
+
+
+@contextlib.contextmanager
+def _progress_bars(shown: bool) -> Iterator[None]:
+    """Lets the client show its bars, which it does on a terminal, or not."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()
 
 
 def _upload(files: dict[str, Path], to: Destination, title: str, say: Say, stale: Collection[str] | None) -> str:
