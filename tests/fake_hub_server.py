@@ -2,7 +2,7 @@
 
 POST /api/repos/create, /api/validate-yaml; GET /api/whoami-v2
 GET  /api/{models,datasets}/ID[/revision/REV]               the sha and the files of a revision
-GET  /api/{models,datasets}/ID/tree/REV                     the same with sizes
+GET  /api/{models,datasets}/ID/tree/REV[/PATH]             the same with sizes
 POST /api/{models,datasets}/ID/branch/NAME, /preupload/REV, /commit/REV
 GET  /api/{models,datasets}/ID/xet-{read,write}-token/REV   where Xet's own client finds its store
 POST /[datasets/]ID.git/info/lfs/objects/batch; PUT /_lfs/OID; POST /_lfs/verify
@@ -190,12 +190,15 @@ class Handler(BaseHTTPRequestHandler):
         info = {"_id": "1", "id": name, "sha": sha, "siblings": siblings, "private": repository.private, "tags": []}
         return info | {"downloads": 0, "likes": 0}
 
-    def tree(self, kind: str, name: str, revision: str) -> Any:
+    def tree(self, kind: str, name: str, revision: str, folder: str) -> Any:
         _, files = self.revision(self.repository(kind, name), revision)
+        if folder and not any(path.startswith(folder) for path in files):
+            raise RefusedError(404, f"{folder} does not exist", "EntryNotFound")
         return [
             {"type": "file", "path": path, "oid": stored.git_sha, "size": stored.size}
             | ({"lfs": {"oid": stored.sha256, "size": stored.size, "pointerSize": 134}} if stored.sha256 else {})
             for path, stored in sorted(files.items())
+            if path.startswith(folder)
         ]
 
     def branch(self, kind: str, name: str, branch: str) -> Any:
@@ -288,7 +291,7 @@ ROUTES: list[tuple[str, str, Callable[..., Any]]] = [
     ("POST", "/api/validate-yaml", Handler.validate_yaml),
     ("POST", "/api/repos/create", Handler.create),
     ("GET", rf"{API}(?:/revision/(.+))?", Handler.info),
-    ("GET", rf"{API}/tree/(.+)", Handler.tree),
+    ("GET", rf"{API}/tree/([^/]+)(?:/(.+))?", Handler.tree),
     ("POST", rf"{API}/branch/(.+)", Handler.branch),
     ("POST", rf"{API}/preupload/(.+)", Handler.preupload),
     ("POST", rf"{API}/commit/(.+)", Handler.commit),

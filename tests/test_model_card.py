@@ -23,7 +23,7 @@ def described(folder: Path, **changes: Any) -> Described:
         data={"dataset": "owner/tokens"}, interventions=["gradient-clipping", "no-dropout"]
     )
     folder.mkdir(exist_ok=True)
-    facts = {"repository": "me/model", "run": "my-run", "step": 20, "check": "Checked by hand.", "dataset": DATASET}
+    facts = {"repository": "me/model", "run": "my-run", "step": 20, "check": "by hand", "dataset": DATASET}
     metrics = changes.pop("metrics", None) or read_metrics(full_run(folder / "run") / "metrics.jsonl")
     descriptions = {"no-dropout": "Trains without dropout."}
     return Described(**{**facts, "config": config, "metrics": metrics, "interventions": descriptions, **changes})
@@ -73,7 +73,7 @@ def test_the_text_says_what_a_reader_wants(tmp_path: Path) -> None:
         "# model",
         f"{parameter_count(config.model):,} parameters, trained from scratch on 20,480 tokens of owner/tokens",
         "run `my-run`; this is its state after step 20 of 20",
-        "Checked by hand.",
+        "How the export was checked: by hand.",
         'AutoModelForCausalLM.from_pretrained("me/model")',
         "isobatch import me/model --name NAME",
         "| Validation perplexity | 66.6863 |",
@@ -149,7 +149,7 @@ def test_results_that_are_no_numbers_are_left_out(tmp_path: Path, loss: float | 
 
 def test_a_checkpoint_without_a_run_or_a_tokenizer(tmp_path: Path) -> None:
     facts = described(tmp_path)
-    bare = Described("me/model", "step_00000000", 0, facts.config, None, "Checked.", has_tokenizer=False)
+    bare = Described("me/model", "step_00000000", 0, facts.config, None, "by hand", has_tokenizer=False)
     metadata, text = parts(model_card(bare))
     assert "datasets" not in metadata
     assert "and not trained yet" in text

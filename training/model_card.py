@@ -175,7 +175,7 @@ def _summary(model: Described) -> str:
     return (
         f"A GPT-2-style language model with {parameters:,} parameters, trained {start} {seen} with Isobatch, in the "
         f"run `{model.run}`; this is its state after step {model.step:,}{_of_total(model)}. It loads without remote "
-        f"code. {model.check}"
+        f"code.\n\nHow the export was checked: {model.check}."
     )
 
 
@@ -266,7 +266,7 @@ def _training_section(model: Described) -> list[str]:
             f"AdamW, learning rate {optimizer.learning_rate:g}, betas {optimizer.betas[0]:g}, {optimizer.betas[1]:g}, "
             f"weight decay {optimizer.weight_decay:g} on {optimizer.decay}, clipping {clipping}",
         ),
-        ("Schedule", ", ".join(f"{key} {value}" for key, value in schedule.model_dump().items())),
+        ("Schedule", ", ".join(f"{value} {key}" for key, value in schedule.model_dump().items()).replace(" name", "")),
         ("Precision", f"autocast {config.precision.amp}, float32 products {config.precision.matmul}"),
         ("Loss reduction, reproducibility", f"{config.loss.reduction}, {config.reproducibility}"),
         ("Seeds", f"weights {config.seeds.weights}, training {config.seeds.training}"),
