@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 import yaml
 
 if TYPE_CHECKING:
-    from fake_hub import FakeHub, Fault, Repository, Stored
+    from fake_hub import FakeHub, Fault, Kind, Repository, Stored
 
 BINARY = (".safetensors", ".png", ".parquet", ".gz", ".zst", ".gguf")
 LICENCES = ("mit", "apache-2.0", "cc0-1.0", "other")  # of those that the Hub knows
@@ -172,7 +172,8 @@ class Handler(BaseHTTPRequestHandler):
     def create(self) -> Any:
         self.require(write=True)
         wish = self.json()
-        kind, owner = wish.get("type") or "model", wish.get("organization") or self.hub.user
+        kind: Kind = wish.get("type") or "model"
+        owner = wish.get("organization") or self.hub.user
         if owner != self.hub.user and self.hub.organisations.get(owner, "read") == "read":
             raise RefusedError(403, f'You don\'t have the rights to create a {kind} under the namespace "{owner}"')
         name = f"{owner}/{wish['name']}"

@@ -23,7 +23,7 @@ from pathlib import Path
 from impatient import hurry
 hurry()
 from training.errors import RunError, UserError
-from training.hub_upload import Destination, check_access, upload_folder
+from training.hub_upload import Destination, check_access, files_of, upload_files
 
 for line in sys.stdin:
     wish = json.loads(line)
@@ -34,7 +34,7 @@ for line in sys.stdin:
             answer = {"checked": check_access(wish["check"], "--push-to-hub", wish.get("licence"))}
         else:
             to, stale = Destination(**wish["to"]), wish.get("stale", ())
-            answer = {"sha": upload_folder(Path(wish["folder"]), to, "A title", said.append, stale)}
+            answer = {"sha": upload_files(files_of(Path(wish["folder"])), to, "A title", said.append, stale)}
     except (RunError, UserError) as error:
         answer = {"refusal": str(error), "kind": type(error).__name__}
     print(json.dumps(answer | {"said": said}), flush=True)

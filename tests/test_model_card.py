@@ -118,12 +118,12 @@ def test_only_what_is_on_the_hub_is_linked_to_it(tmp_path: Path) -> None:
     assert "license" not in metadata
     assert "| Dataset | `python-library` |" in text
     assert "trained from the weights of another run" in text
-    source = {"repository": "lab/books", "revision": "c0ffee", "files": ["a.parquet"]}
+    source = [{"repository": "lab/books", "revision": "c0ffee", "files": ["a.parquet"]}]
     more = described(tmp_path / "2", config=config, dataset={"source": source}, base_model="openai-community/gpt2")
     metadata, text = parts(model_card(more))
     assert metadata["datasets"] == ["lab/books"]
     assert metadata["base_model"] == "openai-community/gpt2"
-    assert "| Source | lab/books, c0ffee |" in text
+    assert "| Source | [lab/books](https://huggingface.co/datasets/lab/books), revision `c0ffee` |" in text
     assert "from the weights of [openai-community/gpt2](https://huggingface.co/openai-community/gpt2)" in text
 
 

@@ -12,8 +12,13 @@ SOURCES += [path for folder in ("model", "training") for path in sorted((REPOSIT
 FEW_PLACES = {
     "torch.distributed": ["training/distributed.py"],
     "yaml": ["training/yaml_reader.py"],
-    "huggingface_hub": ["training/hub.py", "training/hub_upload.py", "training/model_card.py"],
-    "fcntl": ["training/run_folder.py"],
+    "huggingface_hub": [
+        "training/hub.py",
+        "training/hub_upload.py",
+        "training/model_card.py",
+        "training/dataset_card.py",
+    ],
+    "fcntl": ["training/lock.py"],
 }
 STANDARD = {"dataclasses", "typing", "math", "collections"}
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from training.errors import RunError
-from training.hub_upload import Destination, upload_folder
+from training.hub_upload import Destination, files_of, upload_files
 from training.metrics import RunLog
 from training.run_folder import CONFIG, METRICS
 
@@ -94,7 +94,7 @@ class BackgroundUploads:
     def _upload(self, step: int, held: Path) -> None:
         began = time.perf_counter()
         try:
-            commit = upload_folder(held, self._to, f"State after step {step:,}", say=None, stale=None)
+            commit = upload_files(files_of(held), self._to, f"State after step {step:,}", say=None, stale=None)
         except RunError as error:
             self._fail(step, str(error))
             return

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Never
 import typer
 
 from training.command import run_command
+from training.dataset_commands import prepare
 from training.errors import RunError, UserError
-from training.hub_commands import push
+from training.hub_commands import push, push_dataset
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -26,7 +27,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(push)
 
 CheckpointArgument = Annotated[
     str,
@@ -36,21 +36,9 @@ CheckpointArgument = Annotated[
 ]
 
 
-@app.command()
-def prepare(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE.jsonl...", help="Instruction data: a JSON object on each line.")
-    ],
-    output: Annotated[Path, typer.Option(help="The new dataset's folder, datasets/NAME.")],
-    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or the folder of a dataset that has one.")],
-    validation_share: Annotated[
-        float, typer.Option(help="Share of the records to validate on; 0 = none, they are all trained on.")
-    ] = 0.05,
-) -> None:
-    """Make a dataset of instructions: prompt and response, or Alpaca's instruction, input and output."""
-    from training.instructions import prepare_instructions
-
-    prepare_instructions(sources, output, tokenizer, validation_share)
+app.command()(prepare)
+app.command()(push)
+app.command()(push_dataset)
 
 
 @app.command()

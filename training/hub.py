@@ -7,13 +7,14 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from training.dataset_files import staged_folder
 from training.errors import UserError
-from training.prepare import staged_folder
 
 # The largest comes last: what else may go wrong has then gone wrong already.
 DATASET_FILES = ("README.md", "dataset.json", "tokenizer.json", "validation.safetensors", "train.safetensors")
@@ -81,6 +82,48 @@ def download_tokenizer(repository: str, destination_file: Path) -> None:
         with tempfile.TemporaryDirectory(dir=destination_file.parent, prefix=".tokenizer.partial-") as folder:
             path = hf_hub_download(repository, "tokenizer.json", local_dir=folder)
             os.replace(path, destination_file)
+
+
+def download_source_files(
+    name: str, revision: str | None, choose: Callable[[list[str]], list[str]]
+) -> tuple[str, list[tuple[str, Path]]]:
+    """Downloads files of the dataset repository `name` into the client's cache, all of one commit.
+
+    Offline, the commit and the files are those of the cache.
+
+    Args:
+        name: The repository, `owner/name`.
+        revision: A branch, a tag or a commit; None is the default branch.
+        choose: Picks from the names of all its files those to download.
+
+    Returns:
+        The sha of the commit; name and place of each file, in the order chosen.
+
+    Raises:
+        UserError: naming the repository, what failed, and what to do.
+    """
+    with hub_errors(f"dataset {name}", revision):
+        from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+
+        check_token()
+        if constants.HF_HUB_OFFLINE:
+            try:
+                snapshot = Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
+            except FileNotFoundError as error:
+                raise UserError(
+                    f"dataset {name}: not on this machine, and HF_HUB_OFFLINE forbids to download it; unset "
+                    "HF_HUB_OFFLINE"
+                ) from error
+            names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
+            print(f"dataset {name}: HF_HUB_OFFLINE is set, using what is here of {snapshot.name}", file=sys.stderr)
+            return snapshot.name, [(file, snapshot / file) for file in choose(names)]
+        info = HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS)
+        assert info.sha is not None, f"the Hub gave no commit for {name}"
+        chosen = choose([sibling.rfilename for sibling in info.siblings or []])
+        paths = [hf_hub_download(name, file, repo_type="dataset", revision=info.sha) for file in chosen]
+        # So that the cache knows, offline, which commit the branch or tag stands for.
+        hf_hub_download(name, chosen[0], repo_type="dataset", revision=revision)
+        return info.sha, [(file, Path(path)) for file, path in zip(chosen, paths, strict=True)]
 
 
 def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:

@@ -37,7 +37,7 @@ def push(
     from training.hub_upload import check_access
     from training.push import Push, build_folder, check_options, push_model
 
-    check_options(repository, which, licence, dtype)
+    check_options(repository, licence, which, dtype)
     if not dry_run:
         check_access(repository, "REPO", licence)
     folder, config = find_checkpoint_and_config(f"{checkpoint}/best" if which == "best" else checkpoint)
@@ -58,6 +58,26 @@ def push(
         print(build_folder(wish, _say))
     else:
         push_model(wish, _say)
+
+
+def push_dataset(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The dataset's, datasets/NAME.")],
+    repository: Annotated[str, typer.Argument(metavar="REPO", help="The repository on the Hub, owner/name.")],
+    public: Annotated[bool, typer.Option("--public", help="Make the repository public, if it is made.")] = False,
+    licence: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="As the Hub calls it: cc-by-4.0, ...  [default: that in dataset.json]"),
+    ] = None,
+) -> None:
+    """Upload a dataset to the Hugging Face Hub, checked, with a page, so that others train on the same tokens."""
+    from training.hub_upload import check_access
+    from training.push import check_options
+    from training.push_dataset import push_dataset as push
+
+    check_options(repository, licence=licence)
+    check_access(repository, "REPO", licence)
+    sha = push(folder, repository, not public, licence, _say)
+    print(f"data: {{dataset: {repository}, revision: {sha}}}")
 
 
 def _say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Uploads a folder to the Hugging Face Hub in one commit, and tells beforehand whether that will be allowed.
+"""Uploads files to the Hugging Face Hub in one commit, and tells beforehand whether that will be allowed.
 
 huggingface_hub is imported inside the functions, because importing it takes longer than `--help` should.
 """
@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a folder is uploaded to."""
+    """Where files are uploaded to."""
 
     repository: str
     """`owner/name`."""
@@ -129,33 +129,37 @@ def _problem_of_licence(licence: str) -> str | None:
 # The upload
 
 
-def upload_folder(
-    folder: Path, to: Destination, title: str, say: Say | None, stale: Collection[str] | None = ()
+def files_of(folder: Path) -> dict[str, Path]:
+    """A folder's files by their names in a repository; hidden ones are left out."""
+    return {
+        path.relative_to(folder).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def upload_files(
+    files: Mapping[str, Path], to: Destination, title: str, say: Say | None, stale: Collection[str] | None = ()
 ) -> str:
-    """Uploads all files of a folder in one commit; what the Hub has already is not sent again.
+    """Uploads files in one commit; what the Hub has already is not sent again.
 
     The repository is made if need be. What can pass (too many requests, a fault of the Hub or of the network) is tried
     again after a while; a commit whose answer was lost is found to be there, and not made twice.
 
     Args:
-        folder: a tree of files; hidden ones are left out.
+        files: by their names in the repository.
         to: where to.
         title: of the commit.
         say: shows a line to the user; None = in silence, without progress bars.
-        stale: files that are removed in the same commit where they are there and not in the folder; None = all others.
+        stale: others that are removed in the same commit, where they are there; None = all others.
 
     Returns:
         The sha of the commit; of the last one where nothing had to be changed.
 
     Raises:
-        RunError: it failed for good; the folder is as it was.
+        RunError: it failed for good.
     """
     tell: Say = say or (lambda _line: None)
-    files = {
-        path.relative_to(folder).as_posix(): path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.name.startswith(".")
-    }
     size = sum(path.stat().st_size for path in files.values())
     tell(f"uploading {len(files)} files ({size / 1e6:,.1f} MB) to {to.page}")
     for wait in (*WAITS, None):
@@ -187,7 +191,7 @@ def _progress_bars(shown: bool) -> Iterator[None]:
         enable_progress_bars()
 
 
-def _upload(files: dict[str, Path], to: Destination, title: str, say: Say, stale: Collection[str] | None) -> str:
+def _upload(files: Mapping[str, Path], to: Destination, title: str, say: Say, stale: Collection[str] | None) -> str:
     """One attempt. A repetition starts from what is there by then: that is what makes it safe."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
     from huggingface_hub.utils import get_session

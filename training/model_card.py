@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.gpt import parameter_count
 from training.config import RunConfig, config_mapping
+from training.dataset_card import source_lines, source_repositories
 from training.metrics_file import Metrics
 from training.report import change_section, chart_section, duration, fenced, place_section, table
 from training.yaml_reader import yaml_text
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from huggingface_hub import EvalResult
 
+MOST_SOURCES = 20
 MOST_LOSS = 30.0  # of which the perplexity is worth a number; exp() of a loss that has exploded overflows
 USE = """\
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -125,9 +127,8 @@ def _metadata(model: Described) -> str:
 
 def _datasets(model: Described) -> list[str]:
     """Those on the Hub: what was trained on, and what that was prepared from."""
-    source = model.dataset.get("source")
-    origin = source.get("repository") if isinstance(source, dict) else None
-    return [*([model.config.data.dataset] if model.on_hub else []), *([str(origin)] if origin else [])]
+    own = [model.config.data.dataset] if model.on_hub else []
+    return [*own, *source_repositories(model.dataset.get("source"))]
 
 
 def _eval_results(model: Described) -> list["EvalResult"]:
@@ -239,19 +240,13 @@ def _data_section(model: Described) -> list[str]:
         rows.append(
             ("Tokens trained on", f"{tokens:,}, {passes} planned, {'shuffled' if data.shuffle else 'in order'}")
         )
-    for title, key in (("Source", "source"), ("Licence of the data", "licence"), ("Fingerprint", "fingerprint")):
+    rows += [("Source", line) for line in source_lines(dataset.get("source"))[:MOST_SOURCES]]
+    for title, key in (("Licence of the data", "licence"), ("Fingerprint", "fingerprint")):
         if value := dataset.get(key):
-            rows.append((title, source_text(value)))
+            rows.append((title, str(value)))
     if data.tokenizer:
         rows.append(("Tokenizer", f"`{data.tokenizer}`"))
     return ["## Training data", "", *table(("", ""), rows)]
-
-
-def source_text(source: Any) -> str:
-    """Where a dataset is from, as its dataset.json says: text, or a repository on the Hub with its revision."""
-    if isinstance(source, dict):
-        return ", ".join(str(source[key]) for key in ("repository", "revision") if source.get(key))
-    return str(source)
 
 
 def _training_section(model: Described) -> list[str]:

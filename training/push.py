@@ -18,7 +18,7 @@ from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file
 from training.errors import RunError, UserError
 from training.export import Dtype, export_model
-from training.hub_upload import Destination, Say, upload_folder
+from training.hub_upload import Destination, Say, files_of, upload_files
 from training.metrics import RunLog
 from training.metrics_file import Metrics, read_metrics
 from training.model_card import Described, model_card
@@ -79,7 +79,7 @@ class Push:
         return shlex.join(words)
 
 
-def check_options(repository: str, which: str, licence: str | None, dtype: str) -> None:
+def check_options(repository: str, licence: str | None, which: str = "last", dtype: str = "float32") -> None:
     """Checks the words of the command line that would otherwise fail late.
 
     Raises:
@@ -105,7 +105,7 @@ def push_model(push: Push, say: Say) -> str:
     step = read_state(push.checkpoint).step
     to = Destination(push.repository, private=push.private, branch=push.branch)
     try:
-        return upload_folder(folder, to, f"{push.name}, step {step:,}", say, STALE)
+        return upload_files(files_of(folder), to, f"{push.name}, step {step:,}", say, STALE)
     except RunError as failure:
         raise RunError(
             f"{failure}; nothing is lost, {folder} holds what was to be uploaded; to try again: {push.again()}"
