@@ -19,7 +19,7 @@ from training.config_file import load_run_config
 from training.metrics_file import read_metrics
 from training.restore import load_model
 from training.run_folder import open_run
-from training.vocabulary import train_tokenizer
+from training.tokenizer import train_tokenizer
 
 NAME = "tester/model"
 TEXT = "Every effort moves you a little further than the last one did. "

@@ -96,8 +96,8 @@ def _size(dataset: DescribedDataset) -> str | None:
     documents = sum(found.documents or found.ends_of_text or 0 for found in dataset.checked.splits.values())
     if not documents:
         return None
-    names = ["n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B", "n>1T"]
-    return names[min(max(int(math.log10(documents)) - 2, 0), len(names) - 2)]
+    names = ["n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M", "100M<n<1B"]
+    return names[min(max(int(math.log10(documents)) - 2, 0), len(names) - 1)]
 
 
 def _summary(dataset: DescribedDataset) -> str:
