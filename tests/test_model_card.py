@@ -1,5 +1,6 @@
 """The model's page: its metadata as the Hub reads them, and what a reader wants to know."""
 
+import dataclasses
 import math
 import re
 from pathlib import Path
@@ -71,8 +72,8 @@ def test_the_text_says_what_a_reader_wants(tmp_path: Path) -> None:
     _, text = parts(model_card(described(tmp_path, config=config)))
     for said in (
         "# model",
-        f"{parameter_count(config.model):,} parameters, trained from scratch on 20,480 tokens of owner/tokens",
-        "run `my-run`; this is its state after step 20 of 20",
+        f"{parameter_count(config.model):,} parameters, trained from scratch on 20,480 tokens of owner/tokens with Iso",
+        "in the run `my-run`; this is its state after step 20 of 20",
         "How the export was checked: by hand.",
         'AutoModelForCausalLM.from_pretrained("me/model")',
         "isobatch import me/model --name NAME",
@@ -117,7 +118,7 @@ def test_only_what_is_on_the_hub_is_linked_to_it(tmp_path: Path) -> None:
     assert "base_model" not in metadata
     assert "license" not in metadata
     assert "| Dataset | `python-library` |" in text
-    assert "trained from the weights of another run" in text
+    assert "trained from another run's weights on 20,480 tokens" in text
     source = [{"repository": "lab/books", "revision": "c0ffee", "files": ["a.parquet"]}]
     more = described(tmp_path / "2", config=config, dataset={"source": source}, base_model="openai-community/gpt2")
     metadata, text = parts(model_card(more))
@@ -152,7 +153,11 @@ def test_a_checkpoint_without_a_run_or_a_tokenizer(tmp_path: Path) -> None:
     bare = Described("me/model", "step_00000000", 0, facts.config, None, "by hand", has_tokenizer=False)
     metadata, text = parts(model_card(bare))
     assert "datasets" not in metadata
-    assert "and not trained yet" in text
+    assert "parameters, with its initial weights. It loads" in text
+    assert "## Training data" not in text
     assert "AutoTokenizer" not in text
     assert "loss.png" not in text
+    metadata, text = parts(model_card(dataclasses.replace(bare, base_model="openai-community/gpt2")))
+    assert metadata["base_model"] == "openai-community/gpt2"
+    assert "with the weights of [openai-community/gpt2](" in text
     assert "there is none here either" in text

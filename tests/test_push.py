@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY, Finished, Workplace
 from fake_hub import READ_TOKEN, TOKEN, FakeHub
+from recorded_runs import begin, event, write_run
 from tokenizers import Tokenizer
 from worker import Worker
 
 from model.generation import generate
 from training.config_file import load_run_config
 from training.metrics_file import read_metrics
+from training.push import base_model_of
 from training.restore import load_model
 from training.run_folder import open_run
 from training.tokenizer import train_tokenizer
@@ -238,6 +240,21 @@ def test_mistakes_on_the_command_line(
     assert done.errors.startswith("error: ")
     assert expected in done.errors
     assert done.errors.count("\n") == 1
+
+
+def test_the_base_model_is_found_over_the_runs_in_between(tmp_path: Path) -> None:
+    """An import from the Hub counts, one from a folder does not; a run that starts from itself is no loop."""
+    imported = event(0, "import", source="openai-community/gpt2", revision="abc")
+    first = write_run(tmp_path / "first", [imported], {})
+    second = write_run(tmp_path / "second", [], {"init_from": str(first / "step_00000000")})
+    third = write_run(tmp_path / "third", [begin(0, "start", 1)], {"init_from": str(second / "latest")})
+    local = write_run(tmp_path / "local", [event(0, "import", source="/here", revision=None)], {})
+    loop = write_run(tmp_path / "loop", [], {"init_from": str(tmp_path / "loop" / "latest")})
+    gone = write_run(tmp_path / "gone", [], {"init_from": str(tmp_path / "nowhere" / "latest")})
+    for run in (first, second, third):
+        assert base_model_of(run) == "openai-community/gpt2"
+    for other in (local, loop, gone, None):
+        assert base_model_of(other) is None
 
 
 @pytest.mark.slow

@@ -91,8 +91,7 @@ def model_card(model: Described) -> str:
         _result_section(model),
         chart_section() if model.metrics else [],
         _architecture_section(model),
-        _data_section(model),
-        _training_section(model),
+        *([_data_section(model), _training_section(model)] if _tokens_seen(model) else []),
         place_section(model.metrics) if model.metrics else [],
         change_section(model.metrics) if model.metrics else [],
         _intervention_section(model),
@@ -127,6 +126,8 @@ def _metadata(model: Described) -> str:
 
 def _datasets(model: Described) -> list[str]:
     """Those on the Hub: what was trained on, and what that was prepared from."""
+    if not _tokens_seen(model):
+        return []
     own = [model.config.data.dataset] if model.on_hub else []
     return [*own, *source_repositories(model.dataset.get("source"))]
 
@@ -168,15 +169,18 @@ def _measures(model: Described) -> list[tuple[str, str, float]]:
 
 def _summary(model: Described) -> str:
     parameters, tokens = parameter_count(model.config.model), _tokens_seen(model)
+    origin = "another run's weights" if model.config.init_from else None
     if model.base_model:
-        start = f"from the weights of [{model.base_model}](https://huggingface.co/{model.base_model})"
+        origin = f"the weights of [{model.base_model}](https://huggingface.co/{model.base_model})"
+    if tokens:
+        begun = f"from {origin or 'scratch'}"
+        made = f"trained {begun} on {tokens:,} tokens of {model.config.data.dataset} with Isobatch, in the run"
+        made += f" `{model.run}`; this is its state after step {model.step:,}{_of_total(model)}"
     else:
-        start = "from the weights of another run" if model.config.init_from else "from scratch"
-    seen = f"on {tokens:,} tokens of {model.config.data.dataset}" if tokens else "and not trained yet"
+        made = f"with {origin or 'its initial weights'}"
     return (
-        f"A GPT-2-style language model with {parameters:,} parameters, trained {start} {seen} with Isobatch, in the "
-        f"run `{model.run}`; this is its state after step {model.step:,}{_of_total(model)}. It loads without remote "
-        f"code.\n\nHow the export was checked: {model.check}."
+        f"A GPT-2-style language model with {parameters:,} parameters, {made}. It loads without remote code."
+        f"\n\nHow the export was checked: {model.check}."
     )
 
 

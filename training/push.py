@@ -195,7 +195,24 @@ def _described(push: Push, metrics: Metrics | None, check: str) -> Described:
         interventions={name: known[name]["description"] for name in push.config.interventions if name in known},
         has_tokenizer=push.tokenizer is not None,
         licence=push.licence,
+        base_model=base_model_of(push.run),
     )
+
+
+def base_model_of(run: Path | None) -> str | None:
+    """The repository on the Hub whose weights a run began with, perhaps by way of other runs' `init_from`.
+
+    None where there is none, or where the folders of those runs are gone.
+    """
+    passed: set[Path] = set()
+    while run is not None and run not in passed:
+        passed.add(run)
+        if (run / METRICS).is_file():
+            for event in read_metrics(run / METRICS).events_named("import"):
+                return str(event["source"]) if event.get("revision") else None
+        init_from = read_yaml(run / CONFIG).get("init_from") if (run / CONFIG).is_file() else None
+        run = (REPOSITORY / init_from).resolve().parent if init_from else None
+    return None
 
 
 def read_description(path: Path | None) -> dict[str, Any]:
