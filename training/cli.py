@@ -130,6 +130,32 @@ def export(
     print(f"{exported.folder}: {', '.join(exported.files)}\n{exported.check}")
 
 
+@app.command("import")
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A folder, or a model on the Hub: owner/name. Safetensors only.")
+    ],
+    name: Annotated[str, typer.Option(help="The new run's name.")],
+    like: Annotated[
+        str | None, typer.Option(metavar="CONFIG", help="Config whose data and evaluation it gets, or the defaults.")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")] = None,
+    heads: Annotated[int | None, typer.Option(help="Attention heads, if no file of the source says.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the runs, instead of the repository's checkpoints/.")
+    ] = None,
+    datasets: Annotated[
+        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
+    ] = None,
+) -> None:
+    """Make a run of a GPT-2 that was trained elsewhere: to evaluate, sample, export or start from."""
+    from training.config import REPOSITORY
+    from training.import_model import import_model
+
+    output, datasets = output or REPOSITORY / "checkpoints", datasets or REPOSITORY / "datasets"
+    print(import_model(source, name, like, revision, heads, output, datasets))
+
+
 @app.command()
 def evaluate(
     checkpoint: CheckpointArgument,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from model.hashing import hash64
-from training.config import Data, RunConfig
+from training.config import REPOSITORY, Data, RunConfig
 from training.distributed import Group
 from training.document_rows import AnyRows, DocumentRows
 from training.errors import UserError
@@ -239,8 +239,10 @@ def tokenizer_file(data: Data, datasets: Path) -> Path | None:
     own = datasets / data.dataset / "tokenizer.json"
     if own.exists() or data.tokenizer is None:
         return own if own.exists() else None
-    path = Path(data.tokenizer)
-    return path if path.exists() else datasets / ".tokenizers" / data.tokenizer / "tokenizer.json"
+    for path in (Path(data.tokenizer), REPOSITORY / data.tokenizer):
+        if path.exists():
+            return path
+    return datasets / ".tokenizers" / data.tokenizer / "tokenizer.json"
 
 
 def _existing(folder: Path, name: str) -> Path:

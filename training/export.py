@@ -26,7 +26,7 @@ from training.restore import load_model
 from training.tokenizer import end_of_text_id, load_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-FORMATS = ("transformers",)
+FORMATS = ("transformers", "gguf")
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ def write_export(
         raise UserError(f"--dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
     if not description.is_file() and tokenizer is not None:
         description = tokenizer.with_name("dataset.json")
+    if file_format == "gguf":
+        from training.gguf_file import export_gguf  # which builds on this module
+
+        return export_gguf(checkpoint, config, output, cast(Dtype, dtype), tokenizer, description)
     return export_model(checkpoint, config, output, cast(Dtype, dtype), tokenizer, description)
 
 

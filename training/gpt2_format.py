@@ -96,15 +96,7 @@ def from_gpt2(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
     """
     with torch.device("meta"):
         expected = to_gpt2(dict(GPT(config).named_parameters()), config)
-    for problem, names in (
-        ("missing", expected.keys() - tensors.keys()),
-        ("unknown", tensors.keys() - expected.keys()),
-    ):
-        if names:
-            raise ValueError(f"{min(names)} is {problem}")
-    for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
-            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, config.json wants {list(tensor.shape)}")
+    refuse_misfits(tensors, expected)
     straight = {name: t.T if TRANSPOSED.fullmatch(name) else t for name, t in tensors.items()}
     weights = {ours: straight[theirs] for ours, theirs in ONCE.items() if theirs in straight}
     for index in range(config.n_layers):
@@ -116,6 +108,20 @@ def from_gpt2(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
                 parts = straight[f"{theirs}.{FUSED}.{kind}"].chunk(3)
                 weights |= {f"{block}.{part}.{kind}": value for part, value in zip(PARTS, parts, strict=True)}
     return {name: tensor.contiguous() for name, tensor in weights.items()}
+
+
+def refuse_misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Compares names and shapes.
+
+    Raises:
+        ValueError: names the first tensor that is missing, not known, or of another shape.
+    """
+    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    if missing or unknown:
+        raise ValueError(f"{min(missing)} is missing" if missing else f"{min(unknown)} is unknown")
+    for name, tensor in expected.items():
+        if tensors[name].shape != tensor.shape:
+            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, wanted {list(tensor.shape)}")
 
 
 def with_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from training.errors import UserError
 
 # The largest comes last: what else may go wrong has then gone wrong already.
 DATASET_FILES = ("README.md", "dataset.json", "tokenizer.json", "validation.safetensors", "train.safetensors")
+MODEL_FILES = ("config.json", "model.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt")
 # The client tries each address of the host this long. Four of them stay below the half minute that a run may
 # take to say that the Hub cannot be reached.
 ANSWER_SECONDS = 5.0
@@ -124,6 +125,41 @@ def download_source_files(
         # So that the cache knows, offline, which commit the branch or tag stands for.
         hf_hub_download(name, chosen[0], repo_type="dataset", revision=revision)
         return info.sha, [(file, Path(path)) for file, path in zip(chosen, paths, strict=True)]
+
+
+def download_model(repository: str, revision: str | None, destination: Path) -> str:
+    """Downloads weights, config and tokenizer of the model repository `repository` into the folder `destination`.
+
+    Args:
+        repository: `owner/name`.
+        revision: a branch, a tag or a commit; None is the default branch.
+        destination: an existing folder.
+
+    Returns:
+        The sha of the commit that all files are from.
+
+    Raises:
+        UserError: naming the repository, what failed, and what to do; also where its only weights are pickled.
+    """
+    with hub_errors(f"model {repository}", revision):
+        from huggingface_hub import HfApi, hf_hub_download
+
+        check_token()
+        info = HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS)
+        assert info.sha is not None, f"the Hub gave no commit for {repository}"
+        present = sorted(sibling.rfilename for sibling in info.siblings or [])
+        weights = [file for file in present if "/" not in file and file.endswith(".safetensors")]
+        if "model.safetensors" in weights:
+            weights = ["model.safetensors"]
+        if not weights:
+            raise UserError(
+                f"model {repository}: the repository has no model.safetensors, only {', '.join(present) or 'nothing'}; "
+                "pickled weights (.bin, .pt) are never read, as they may run code; choose a repository or a --revision "
+                "with safetensors"
+            )
+        for file in (*filter(present.__contains__, MODEL_FILES), *weights):
+            hf_hub_download(repository, file, revision=info.sha, local_dir=destination)
+    return info.sha
 
 
 def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:

@@ -1,0 +1,130 @@
+"""GGUF files, run by llama.cpp in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_exports import PADDED, SHAPE, TOKENS, VARIANTS, run_config, save_noisy, write_tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
+
+from training.errors import UserError
+from training.export import write_export
+from training.restore import load_model
+from training.tokenizer import load_tokenizer
+
+TEXT = "Every effort moves 314 you\n"
+# Token by token: the log-probabilities of all tokens after each beginning of the ids. The bias only chooses the token
+# that is taken, an ASCII one: of one that is no UTF-8 text by itself, llama.cpp gives no probabilities.
+PROGRAM = """
+import json, sys
+import xllamacpp as llama
+
+path, text, ids, rows, letter = json.loads(sys.stdin.read())
+params = llama.CommonParams()
+params.model.path = path
+params.n_ctx, params.n_parallel, params.n_gpu_layers, params.warmup = 32, 1, 0, False
+params.cache_type_k = params.cache_type_v = llama.ggml_type.GGML_TYPE_F32
+params.flash_attn_type = llama.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+params.cpuparams.n_threads = 1
+server = llama.Server(params)
+asked = {"n_predict": 1, "n_probs": rows, "temperature": 0.0, "cache_prompt": False, "logit_bias": [[letter, 1000.0]]}
+answers = []
+for stop in range(1, len(ids) + 1):
+    done = server.handle_completions({"prompt": ids[:stop], **asked})
+    (content,) = done["choices"][0]["logprobs"]["content"]
+    answers.append({entry["id"]: entry["logprob"] for entry in content["top_logprobs"]})
+counted = server.handle_completions({"prompt": text, **asked})["usage"]["prompt_tokens"]
+print(json.dumps([answers, counted]))
+"""
+
+
+def write(folder: Path, name: str, dtype: str = "float32", **options: Any) -> Path:
+    config = {**VARIANTS, "padded": PADDED}[name]
+    checkpoint = save_noisy(folder / "run", config)
+    tokenizer = options.pop("tokenizer", write_tokenizer(folder / "data"))
+    output = options.pop("output", folder / "out" / "model.gguf")
+    description = folder / "data" / "dataset.json"
+    written = write_export(checkpoint, run_config(config), output, "gguf", dtype, tokenizer, description)
+    assert written.check.startswith("read back with gguf: all ")
+    return written.folder / written.files[0]
+
+
+def ask_llama(path: Path, ids: list[int], rows: int, letter: int) -> tuple[list[dict[str, float]], int]:
+    """Log-probabilities by id after each beginning of `ids`, and how many tokens it makes of TEXT."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM],
+        input=json.dumps([str(path), TEXT, ids, rows, letter]),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answers, counted = json.loads(done.stdout.splitlines()[-1])
+    return answers, counted
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tolerance"),
+    # llama.cpp's GELU is a table in half precision, which shows in proportion to how far the logits spread.
+    [(name, "float32", 5e-4) for name in (*VARIANTS, "padded")] + [("tied-bias", "float16", 2e-2)],
+)
+def test_llama_cpp_computes_what_the_model_computes(tmp_path: Path, name: str, dtype: str, tolerance: float) -> None:
+    path = write(tmp_path, name, dtype)
+    tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer.json")
+    ids = tokenizer.encode(TEXT).ids
+    model = load_model(tmp_path / "run" / "step_00000003")
+    answers, counted = ask_llama(path, ids, model.config.vocab_size, tokenizer.token_to_id("a"))
+    assert counted == len(ids), "the same text is the same number of tokens"
+    with torch.no_grad():
+        ours = model(torch.tensor([ids]))[0].log_softmax(-1)
+    for expected, answer in zip(ours, answers, strict=True):
+        theirs = torch.tensor([answer[str(token)] for token in range(model.config.vocab_size)])
+        assert (theirs - expected).abs().max() < tolerance * max(1.0, float(ours.std()))
+    assert ours.std() > 0.5
+
+
+def test_rows_without_a_token_are_marked_as_unused(tmp_path: Path) -> None:
+    """R95: the vocabulary of the file has all rows."""
+    from gguf import GGUFReader, TokenType
+
+    fields = GGUFReader(str(write(tmp_path, "padded"))).fields
+    tokens, types = (fields[f"tokenizer.ggml.{key}"].contents() for key in ("tokens", "token_type"))
+    assert len(tokens) == len(types) == PADDED.vocab_size
+    assert (tokens[TOKENS - 1], types[TOKENS - 1]) == ("<|endoftext|>", TokenType.CONTROL)
+    assert (tokens[TOKENS], types[TOKENS]) == (f"[PAD{TOKENS}]", TokenType.UNUSED)
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == TOKENS - 1
+
+
+def test_what_cannot_be_a_gguf_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--format gguf: the file holds the vocabulary.*give --tokenizer FILE"):
+        write(tmp_path, "tied-bias", tokenizer=None)
+    with pytest.raises(UserError, match=r"out: a GGUF export is one file; give it a name that ends in \.gguf"):
+        write(tmp_path, "tied-bias", output=tmp_path / "out")
+    with pytest.raises(UserError, match="--dtype bfloat16: a GGUF export is float32 or float16"):
+        write(tmp_path, "tied-bias", "bfloat16")
+    with pytest.raises(UserError, match="--dtype: must be one of float32, bfloat16, float16, got 'q4_0'"):
+        write(tmp_path, "tied-bias", "q4_0")
+    tokenizer = Tokenizer.from_file(str(write_tokenizer(tmp_path / "data")))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "words.json"))
+    with pytest.raises(UserError, match=r"words\.json: is not a byte-level BPE that splits text as GPT-2's"):
+        write(tmp_path, "tied-bias", tokenizer=tmp_path / "words.json")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
+    path = write(tmp_path, "tied-bias")
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"model\.gguf: exists already"):
+        write(tmp_path, "tied-bias")
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["model.gguf"]
+
+
+def test_a_format_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--format: must be one of transformers, gguf, got 'onnx'"):
+        write_export(tmp_path, run_config(SHAPE), tmp_path / "out", "onnx", "float32", None, tmp_path / "dataset.json")

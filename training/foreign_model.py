@@ -1,0 +1,218 @@
+"""Reads models that were trained elsewhere: weights by our names, the config, the tokenizer.
+
+The format of Hugging Face's GPT-2 (gpt2_format.py), and that of the models that the forerunner published, whose weights
+have the names of Raschka's "Build a Large Language Model (From Scratch)". Only safetensors: nothing is unpickled.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from torch import Tensor
+
+from model.gpt import GPT, GPTConfig
+from training.errors import UserError
+from training.gpt2_format import config_from_gpt2, from_gpt2, has_qkv_bias, refuse_misfits, with_prefix
+from training.prepare import END_OF_TEXT
+from training.tokenizer import load_tokenizer
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
+FORERUNNER = {
+    "tok_emb": "token_embedding",
+    "pos_emb": "position_embedding",
+    "trf_blocks": "blocks",
+    "norm1": "attention_norm",
+    "norm2": "mlp_norm",
+    "att.W_query": "attention.query",
+    "att.W_key": "attention.key",
+    "att.W_value": "attention.value",
+    "att.out_proj": "attention.output",
+    "ff.layers.0": "mlp.up",
+    "ff.layers.2": "mlp.down",
+    "out_head": "head",
+    "scale": "weight",
+    "shift": "bias",
+}
+"""The forerunner's words in a weight's name, and ours."""
+FORERUNNER_KEYS = {
+    "vocab_size": "vocab_size",
+    "context_length": "context_length",
+    "emb_dim": "emb_dim",
+    "n_heads": "n_heads",
+    "n_layers": "n_layers",
+    "drop_rate": "dropout",
+    "qkv_bias": "qkv_bias",
+    "tie_weights": "tie_weights",
+}
+
+
+@dataclass(frozen=True)
+class ForeignModel:
+    """A model read from elsewhere, its weights by our names, in float32."""
+
+    format: str
+    config: GPTConfig
+    weights: dict[str, Tensor]
+
+
+def read_foreign_model(folder: Path, source: str, heads: int | None) -> ForeignModel:
+    """Reads weights and config of a folder.
+
+    Args:
+        folder: with model.safetensors, whole or in parts, and mostly config.json.
+        source: what the user calls it.
+        heads: attention heads, where no file says.
+
+    Raises:
+        UserError: names the file and the key or tensor that our model cannot follow.
+    """
+    tensors = _read_tensors(folder, source)
+    if heads is not None and heads < 1:
+        raise UserError(f"--heads {heads}: must be at least 1")
+    from_forerunner = any(".W_query." in name for name in tensors)
+    reader = _read_forerunners if from_forerunner else _read_gpt2
+    try:
+        return reader(tensors, folder, heads)
+    except (ValueError, TypeError) as error:  # GPTConfig's too, which names the key
+        raise UserError(f"{source}: {error}; this model cannot be imported as it is") from None
+
+
+def _read_tensors(folder: Path, source: str) -> dict[str, Tensor]:
+    """All weights, in the dtype of the file."""
+    names = [WEIGHTS]
+    if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
+        parts = _read_json(folder / INDEX).get("weight_map", {})
+        names = sorted({Path(str(part)).name for part in parts.values()})  # .name: never outside the folder
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{source}: has no {name}; pickled weights (.bin, .pt, .pth) are never read, as they may run code: "
+                "save the model as safetensors"
+            )
+        try:
+            tensors |= load_file(folder / name)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{folder / name}: is not a readable safetensors file ({error}); fetch it again") from error
+    return tensors
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as JSON ({error}); fetch it again") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must be a JSON object; fetch it again")
+    return values
+
+
+def _as_float32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            raise ValueError(f"{name} holds {tensor.dtype}, which is no weight (quantised models are not read)")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name} holds values that are not finite")
+    return {name: tensor.float() for name, tensor in tensors.items()}
+
+
+def _read_gpt2(tensors: dict[str, Tensor], folder: Path, heads: int | None) -> ForeignModel:
+    if not (folder / "config.json").is_file():
+        raise ValueError("has no config.json, which says how many heads it has")
+    values = _read_json(folder / "config.json")
+    if heads is not None and heads != values.get("n_head"):
+        raise ValueError(f"--heads is {heads}, but config.json has n_head {values.get('n_head')}; leave it out")
+    tensors = _as_float32(with_prefix(tensors))
+    config = config_from_gpt2(values, has_qkv_bias(tensors))
+    tensors = _with_head_as_said(tensors, "transformer.wte.weight", "lm_head.weight", config.tie_weights)
+    return ForeignModel("transformers' GPT-2 format", config, from_gpt2(tensors, config))
+
+
+def _with_head_as_said(tensors: dict[str, Tensor], embedding: str, head: str, tied: bool) -> dict[str, Tensor]:
+    """Leaves a tied head out, under whichever of its two names the file has it."""
+    if not tied:
+        return tensors
+    if embedding not in tensors and head in tensors:  # how safetensors' save_model may leave a tied pair
+        tensors = {**tensors, embedding: tensors[head]}
+    if head in tensors and not torch.equal(tensors[head], tensors[embedding]):
+        raise ValueError(f"the config says that weights are tied, but {head} is not {embedding}; correct the config")
+    return {name: tensor for name, tensor in tensors.items() if name != head}
+
+
+def _read_forerunners(tensors: dict[str, Tensor], folder: Path, heads: int | None) -> ForeignModel:
+    found = {_our_name(name): tensor for name, tensor in tensors.items() if not name.endswith(".att.mask")}
+    weights = _as_float32(found)
+    values = _forerunners_config(folder)
+    unknown = values.keys() - FORERUNNER_KEYS.keys()
+    if unknown:
+        raise ValueError(f"{min(unknown)} in its config is not of the model that is trained here")
+    said = {ours: values[theirs] for theirs, ours in FORERUNNER_KEYS.items() if theirs in values}
+    if heads is not None:
+        said.setdefault("n_heads", heads)
+    if "n_heads" not in said:
+        raise ValueError("no file says how many heads it has; give --heads N (12 for GPT-2 small)")
+    if heads not in (None, said["n_heads"]):
+        raise ValueError(f"--heads is {heads}, but its config has n_heads {said['n_heads']}; leave it out")
+    embedding = weights.get("token_embedding.weight", weights.get("head.weight"))
+    positions = weights.get("position_embedding.weight")
+    if embedding is None or positions is None:
+        raise ValueError(f"{'tok_emb' if embedding is None else 'pos_emb'}.weight is missing")
+    shapes = {
+        "vocab_size": embedding.shape[0],
+        "emb_dim": embedding.shape[1],
+        "context_length": positions.shape[0],
+        "n_layers": len({name.split(".")[1] for name in weights if name.startswith("blocks.")}),
+        "qkv_bias": "blocks.0.attention.query.bias" in weights,
+        "tie_weights": "head.weight" not in weights or torch.equal(weights["head.weight"], embedding),
+    }
+    config = GPTConfig(**{**shapes, **said})
+    weights = _with_head_as_said(weights, "token_embedding.weight", "head.weight", config.tie_weights)
+    with torch.device("meta"):
+        refuse_misfits(weights, dict(GPT(config).named_parameters()))
+    return ForeignModel(
+        "the forerunner's format", config, {name: tensor.contiguous() for name, tensor in weights.items()}
+    )
+
+
+def _our_name(name: str) -> str:
+    """Our name of one of the forerunner's weights; its wrapper for the Hub puts `model.` in front."""
+    for theirs, ours in FORERUNNER.items():
+        name = re.sub(rf"(^|\.){re.escape(theirs)}(?=\.|$)", rf"\g<1>{ours}", name)
+    return name.removeprefix("model.")
+
+
+def _forerunners_config(folder: Path) -> dict[str, Any]:
+    """What the forerunner's files say of the model: `cfg` in config.json on the Hub, model.json in its own folders."""
+    for file in ("config.json", "model.json"):
+        if (folder / file).is_file():
+            values = _read_json(folder / file)
+            values = values.get("cfg", values)
+            if isinstance(values, dict) and "emb_dim" in values:
+                return values
+    return {}
+
+
+def read_foreign_tokenizer(folder: Path) -> Tokenizer | None:
+    """The folder's tokenizer: tokenizer.json, or GPT-2's older vocab.json with merges.txt; None without either."""
+    if (folder / TOKENIZER).is_file():
+        return load_tokenizer(folder / TOKENIZER)
+    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
+    if not (vocabulary.is_file() and merges.is_file()):
+        return None
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{vocabulary}: does not fit {merges.name} as a BPE ({error}); fetch both again") from error
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    if tokenizer.token_to_id(END_OF_TEXT) is not None:
+        tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
