@@ -14,6 +14,7 @@ import typer
 from training.command import run_command
 from training.dataset_commands import prepare
 from training.errors import RunError, UserError
+from training.hub_commands import push, push_dataset
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -36,6 +37,8 @@ CheckpointArgument = Annotated[
 
 
 app.command()(prepare)
+app.command()(push)
+app.command()(push_dataset)
 
 
 @app.command()
