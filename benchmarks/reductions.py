@@ -19,9 +19,11 @@ import numpy as np
 import yaml
 
 from training.charts import BLUE, GREEN, PURPLE, VERMILION
+from training.dataset_files import fraction_of
 from training.instructions import prepare_instructions
 from training.metrics_file import Metrics, read_metrics
-from training.prepare import fraction_of, python_library_documents, train_tokenizer
+from training.python_library import python_library_documents
+from training.tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RECORDS = 1600

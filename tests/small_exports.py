@@ -13,7 +13,7 @@ from model.gpt import GPT, GPTConfig, build_gpt
 from training.config import RunConfig
 from training.config_check import config_from_mapping
 from training.foreign_model import read_foreign_tokenizer
-from training.prepare import train_tokenizer
+from training.tokenizer import train_tokenizer
 
 TEXT = "Every effort moves you, every effort.\nWe'll say: naïve café; 3.14 – “quoted” 東京\n"
 TOKENS = 281

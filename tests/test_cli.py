@@ -16,9 +16,8 @@ from conftest import REPOSITORY, Finished, Workplace
 
 from model.generation import generate
 from training import cli
-from training.prepare import END_OF_TEXT, train_tokenizer
 from training.restore import load_model
-from training.tokenizer import load_tokenizer
+from training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
 PROMPT = "Every effort"
 REPORT = ("report.md", "loss.png", "grad_norm.png", "learning_rate.png")

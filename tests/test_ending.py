@@ -18,8 +18,8 @@ from training.ending import finish_run, is_finished, sample_text
 from training.errors import UserError
 from training.metrics import RunLog
 from training.metrics_file import Event, read_metrics
-from training.prepare import END_OF_TEXT, train_tokenizer
 from training.rows import Rows, TokenFile
+from training.tokenizer import END_OF_TEXT, train_tokenizer
 
 LINE = "Every effort moves you"
 

@@ -33,9 +33,8 @@ from training import export
 from training.errors import RunError, UserError
 from training.export import Exported, export_model
 from training.gpt2_format import to_gpt2
-from training.prepare import END_OF_TEXT
 from training.restore import load_model
-from training.tokenizer import load_tokenizer
+from training.tokenizer import END_OF_TEXT, load_tokenizer
 
 IDS = torch.randint(TOKENS, (2, 16), generator=torch.Generator().manual_seed(7))
 PROMPT = IDS[0, :4].tolist()

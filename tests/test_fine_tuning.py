@@ -13,9 +13,8 @@ from training.cli import evaluate_checkpoint
 from training.config_file import load_run_config
 from training.data import open_training_data
 from training.loss import SequenceLoss
-from training.prepare import train_tokenizer
 from training.restore import load_model
-from training.tokenizer import load_tokenizer
+from training.tokenizer import load_tokenizer, train_tokenizer
 
 RECORDS = [
     {"prompt": f"Say {word} {count} times.", "response": f"{f' {word}' * count}."}

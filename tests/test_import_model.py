@@ -23,10 +23,9 @@ from training.data import tokenizer_file
 from training.errors import UserError
 from training.export import export_model
 from training.import_model import LIKE, import_model, imported_config
-from training.prepare import train_tokenizer
 from training.restore import load_model
 from training.run_folder import open_run
-from training.tokenizer import load_tokenizer
+from training.tokenizer import load_tokenizer, train_tokenizer
 
 PROMPT = "Every effort"
 STEP = "step_00000004"

@@ -14,9 +14,8 @@ from training.document_rows import DocumentRows
 from training.errors import UserError
 from training.instructions import prepare_instructions, read_records
 from training.loss import IGNORED
-from training.prepare import END_OF_TEXT, train_tokenizer
 from training.rows import TokenFile
-from training.tokenizer import load_tokenizer
+from training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
 RECORDS = [{"prompt": f"What is {n}?", "response": f" It is {n * n} and {'so ' * (n % 5)}on."} for n in range(200)]
 PLAIN = "Below is an instruction that describes a task. Write a response that appropriately completes the request."

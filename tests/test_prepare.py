@@ -1,227 +1,164 @@
-import hashlib
+"""`isobatch prepare` as it is called: which options make sense, and which of the two kinds of dataset comes out."""
+
+import gzip
 import json
-import os
-import platform
-import socket
-import stat
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
+from conftest import REPOSITORY
+from fake_hub import FakeHub
 from safetensors.numpy import load_file
+from small_corpora import GPT2, contents, isobatch, json_lines, read_dataset, small_texts
 
-from training import prepare
 from training.errors import UserError
-from training.prepare import (
-    END_OF_TEXT,
-    encode_documents,
-    prepare_python_library,
-    python_library_documents,
-    staged_folder,
-    train_tokenizer,
-    write_tokens,
+from training.prepare import Options, prepare
+from training.tokenizer import train_tokenizer
+
+RECORDS = [{"prompt": f"What is {n}?", "response": f"It is {n * n}."} for n in range(50)]
+
+
+def written(path: Path, records: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> str:
+    """A file of documents."""
+    (tmp_path / "a.jsonl").write_bytes(json_lines(small_texts()))
+    return str(tmp_path / "a.jsonl")
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> str:
+    """A folder with a tokenizer.json."""
+    (tmp_path / "tokenizer").mkdir()
+    train_tokenizer(["a"], 257).save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    return str(tmp_path / "tokenizer")
+
+
+def test_gpt2_s_tokens_of_a_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Every effort moves you")
+    prepare([str(tmp_path / "a.txt")], tmp_path / "set", Options(tokenizer=str(GPT2), validation_share=0))
+    assert load_file(tmp_path / "set" / "train.safetensors")["tokens"].tolist() == [6109, 3626, 6100, 345, 50256]
+    assert json.loads((tmp_path / "set" / "dataset.json").read_text())["vocab_size"] == 50257
+
+
+def test_a_hundredth_of_the_documents_is_for_validation(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text(",".join(map(str, range(5000))))
+    prepare([str(tmp_path / "a.txt")], tmp_path / "set", Options(bytes=True, separator=","))
+    found = read_dataset(tmp_path / "set")
+    assert 25 < len(found["validation"]) < 85  # 50 expected, standard deviation 7
+    assert len(found["train"]) + len(found["validation"]) == 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({}, "--tokenizer, --train-bpe, --bytes: 0 of them are given; a dataset has one tokenizer; give one"),
+        ({"bytes": True, "train_bpe": 300}, "--tokenizer, --train-bpe, --bytes: 2 of them are given"),
+        ({"train_bpe": 256}, "--train-bpe: is 256; a byte-level BPE has 257 tokens, the bytes and the end of text"),
+        ({"train_bpe": 2**24 + 1}, "--train-bpe: is 16,777,217;"),
+        ({"bytes": True, "validation_share": 1.0}, "--validation-share: is 1; it is a share of the documents, from 0"),
+        ({"bytes": True, "validation_share": -0.5}, "--validation-share: is -0.5;"),
+        ({"bytes": True, "validation_share": float("nan")}, "--validation-share: is nan;"),
+        ({"bytes": True, "separator": ""}, "--separator: is empty; it is the text between two documents"),
+        ({"bytes": True, "decontaminate": 0}, "--decontaminate: is 0; it is a number of words, such as 13"),
+        ({"bytes": True, "decontaminate": 13, "validation_share": 0.0}, "--decontaminate: needs a validation split"),
+        ({"tokenizer": "no-such-file"}, "no-such-file: no such file; a tokenizer.json belongs there"),
+        ({"tokenizer": "no/such.json"}, "no/such.json: no such file"),
+    ],
 )
-from training.tokenizer import load_tokenizer, token_byte_lengths
-
-
-def read(folder: Path, split: str) -> NDArray[np.uint16]:
-    return load_file(folder / f"{split}.safetensors")["tokens"]
-
-
-@pytest.mark.slow
-def test_python_library_is_described_by_its_dataset_json(python_library: Path) -> None:
-    description: dict[str, Any] = json.loads((python_library / "dataset.json").read_text())
-    assert description["format"] == 1
-    assert description["name"] == "python-library"
-    assert description["tokenizer"] == "tokenizer.json"
-    assert description["vocab_size"] == 4096
-    assert description["end_of_text"] == 4095
-    assert description["licence"] == "PSF-2.0"
-    assert description["python"] == platform.python_version()
-    tokenizer = load_tokenizer(python_library / "tokenizer.json")
-    assert tokenizer.get_vocab_size() == 4096
-    assert tokenizer.token_to_id(END_OF_TEXT) == 4095
-    lengths = token_byte_lengths(tokenizer, 4096)
-    assert lengths is not None
-    for split, counts in description["splits"].items():
-        tokens = read(python_library, split)
-        assert tokens.dtype == np.uint16
-        assert len(tokens) == counts["tokens"]
-        assert int(np.sum(tokens == 4095)) == counts["documents"]
-        assert tokens[-1] == 4095
-        assert int(lengths[tokens].sum()) == counts["bytes"]
-        assert counts["sha256"] == hashlib.sha256((python_library / f"{split}.safetensors").read_bytes()).hexdigest()
-    train, validation = description["splits"]["train"], description["splits"]["validation"]
-    assert train["tokens"] > 1_000_000
-    assert 0.01 < validation["tokens"] / train["tokens"] < 0.1
-    assert train["bytes"] / train["tokens"] > 3
-
-
-@pytest.mark.slow
-def test_python_library_decodes_to_its_documents(python_library: Path) -> None:
-    decode = load_tokenizer(python_library / "tokenizer.json").decode
-    splits = [read(python_library, split).tolist() for split in ("train", "validation")]
-    decoded = [document for ids in splits for document in decode(ids, skip_special_tokens=False).split(END_OF_TEXT)]
-    texts = [text for _, text in python_library_documents()]
-    assert sorted(decoded) == sorted([*texts, "", ""])  # what follows the last end of text of each split
-
-
-@pytest.mark.slow
-def test_python_library_is_complete_readable_and_announced_in_one_line(
-    prepared_python_library: tuple[Path, str],
+def test_options_that_make_no_sense_are_refused(
+    tmp_path: Path, source: str, options: dict[str, Any], sentence: str
 ) -> None:
-    folder, printed = prepared_python_library
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["dataset.json", "tokenizer.json", "train.safetensors", "validation.safetensors"]
-    assert [path.name for path in folder.parent.iterdir()] == ["python-library"]
-    assert len({stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}) == 1
-    (line,) = printed.splitlines()
-    assert line.startswith(f"python-library: train {len(read(folder, 'train')):,} tokens, validation ")
+    with pytest.raises(UserError) as caught:
+        prepare([source], tmp_path / "set", Options(**options))
+    assert str(caught.value).startswith(sentence)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def test_documents_are_the_topics_and_the_modules_of_the_library_proper() -> None:
-    documents = dict(python_library_documents())
-    names = list(documents)
-    assert {"library/json/decoder.py", "library/typing.py"} <= set(names)
-    assert any(name.startswith("topics/") for name in names)
-    parts = {part for name in names for part in name.split("/")}
-    assert not parts & {"test", "tests", "site-packages", "encodings", "pydoc_data", "__pycache__"}
-    assert documents["library/typing.py"].startswith('"""')
+@pytest.mark.parametrize(
+    ("first", "options", "kind"),
+    [
+        ({"text": "a"}, {}, "packed"),
+        ({"text": "a", "prompt": "b"}, {}, "packed"),
+        ({"prompt": "a", "response": "b"}, {}, "documents"),
+        ({"instruction": "a", "output": "b", "text": "c"}, {}, "documents"),
+        ({"instruction": "a", "output": "b", "text": "c"}, {"text_key": "text"}, "packed"),
+        ({"prompt": "a", "response": "b"}, {"text_key": "response"}, "packed"),
+    ],
+)
+def test_the_first_record_decides_what_the_file_holds(
+    tmp_path: Path, tokenizer: str, first: dict[str, Any], options: dict[str, Any], kind: str
+) -> None:
+    source = written(tmp_path / "a.jsonl", [first])
+    prepare([source], tmp_path / "set", Options(tokenizer=tokenizer, validation_share=0, **options))
+    assert json.loads((tmp_path / "set" / "dataset.json").read_text())["kind"] == kind
 
 
-def test_tokenizer_and_tokens_are_the_same_each_time() -> None:
-    texts = [text for _, text in sorted(python_library_documents())[:8]]
-    first, second = train_tokenizer(texts, 512), train_tokenizer(iter(texts), 512)
-    assert first.to_str() == second.to_str()
-    np.testing.assert_array_equal(encode_documents(first, texts), encode_documents(second, texts))
+def test_a_later_record_of_the_other_kind_is_refused(tmp_path: Path, tokenizer: str) -> None:
+    """By file and line, and nothing is left."""
+    options = Options(tokenizer=tokenizer, validation_share=0)
+    documents, instructions = {"text": "a"}, RECORDS[0]
+    first = written(tmp_path / "a.jsonl", [documents, documents, instructions])
+    second = written(tmp_path / "b.jsonl", [instructions, documents])
+    third = written(tmp_path / "c.jsonl", [instructions])
+    before = sorted(path.name for path in tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"a\.jsonl, line 3: has no text, only prompt, response; a document is a JSON"):
+        prepare([first], tmp_path / "set", options)
+    with pytest.raises(UserError, match=r"b\.jsonl, line 2: has no instruction and no output; a record is a JSON"):
+        prepare([second], tmp_path / "set", options)
+    with pytest.raises(UserError, match=r"a\.jsonl, line 1: has no instruction and no output"):
+        prepare([third, first], tmp_path / "set", options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_literal_end_of_text_in_a_document_does_not_end_it() -> None:
-    texts = ["before <|endoftext|> after", "<|endoftext|>", ""]
-    tokenizer = train_tokenizer(texts, 300)
-
-    ids = encode_documents(tokenizer, texts)
-
-    (ends,) = np.nonzero(ids == tokenizer.token_to_id(END_OF_TEXT))
-    assert len(ends) == 3
-    assert tokenizer.decode(ids[: ends[0]].tolist()) == texts[0]
-    assert tokenizer.decode(ids[ends[0] + 1 : ends[1]].tolist()) == texts[1]
-    assert ends[2] == ends[1] + 1
-
-
-@pytest.mark.parametrize("token", [65536, 70000, -1, 2**40])
-def test_r71_id_outside_uint16_is_refused_before_the_cast(tmp_path: Path, token: int) -> None:
-    with pytest.raises(UserError, match=rf"token id {token} at position 2.* 65535"):
-        write_tokens(tmp_path / "train.safetensors", [0, 65535, token, token], 65536)
-    assert list(tmp_path.iterdir()) == []
+def test_instructions_may_be_compressed_and_need_a_tokenizer(tmp_path: Path, tokenizer: str) -> None:
+    plain = written(tmp_path / "a.jsonl", RECORDS)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(Path(plain).read_bytes()))
+    for number, source in enumerate((plain, f"{plain}.gz")):
+        prepare([source], tmp_path / f"set{number}", Options(tokenizer=tokenizer))
+    assert contents(tmp_path / "set0") == contents(tmp_path / "set1")
+    description = json.loads((tmp_path / "set0" / "dataset.json").read_text())
+    assert (description["kind"], description["validation_share"]) == ("documents", 0.05)
+    with pytest.raises(UserError, match=r"a\.jsonl: holds instructions, which need the tokenizer of the model"):
+        prepare([plain], tmp_path / "set", Options(bytes=True))
+    with pytest.raises(UserError, match="--decontaminate: is for running text; leave it out for instructions"):
+        prepare([plain], tmp_path / "set", Options(tokenizer=tokenizer, decontaminate=13))
 
 
-def test_r71_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="token id 4096 at position 1; the vocabulary of 4096 ends at 4095"):
-        write_tokens(tmp_path / "train.safetensors", [4095, 4096], 4096)
+@pytest.mark.slow
+def test_documents_and_tokenizer_from_the_hub(tmp_path: Path, source: str, tokenizer: str) -> None:
+    """By revision and pattern; the description names the commit; offline, all of it again with what is here."""
+    content = (Path(tokenizer) / "tokenizer.json").read_bytes()
+    with FakeHub() as hub:
+        hub.add("model", "owner/gpt2", {"tokenizer.json": content})
+        files = {"data/a.jsonl": Path(source).read_bytes(), "data/b.jsonl": b"no json", "README.md": b"card"}
+        commit = hub.add("dataset", "owner/texts", files, ref="v1")
+        hub.add("dataset", "owner/texts", {"data/a.jsonl": b"{}"}, ref="main")
+        arguments = ["prepare", "owner/texts", "--revision", "v1", "--files", "*/a.*", "--tokenizer", "owner/gpt2"]
+        environment = hub.environment(tmp_path / "home")
+        isobatch(*arguments, "--workers", 1, "--output", tmp_path / "sets" / "one", env=environment)
+        asked = len(hub.requests)
+        offline = isobatch(
+            *arguments, "--workers", 1, "--output", tmp_path / "sets" / "two", env=environment | {"HF_HUB_OFFLINE": "1"}
+        )
+        assert len(hub.requests) == asked
+    assert f"dataset owner/texts: HF_HUB_OFFLINE is set, using what is here of {commit}\n" in offline.stderr
+    prepare([source], tmp_path / "sets" / "local", Options(tokenizer=tokenizer))
+    descriptions = []
+    for name in ("one", "two", "local"):
+        assert contents(tmp_path / "sets" / name) == contents(tmp_path / "sets" / "local")
+        descriptions.append(json.loads((tmp_path / "sets" / name / "dataset.json").read_text()))
+    assert len({description["fingerprint"] for description in descriptions}) == 1
+    expected = [{"repository": "owner/texts", "revision": commit, "files": ["data/a.jsonl"]}]
+    assert descriptions[0]["source"] == descriptions[1]["source"] == expected
 
 
-def test_r71_vocabulary_too_large_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a vocabulary of 4294967297 tokens; uint32 holds ids up to 4294967295"):
-        write_tokens(tmp_path / "train.safetensors", [1], 2**32 + 1)
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32), (2**32, np.uint32)])
-def test_the_vocabulary_decides_the_type(tmp_path: Path, vocab_size: int, dtype: type[np.integer[Any]]) -> None:
-    path = tmp_path / "train.safetensors"
-    assert write_tokens(path, np.array([0, vocab_size - 1]), vocab_size, document_ends=np.array([2])) == 2
-    content = load_file(path)
-    assert content["tokens"].dtype == dtype
-    assert content["tokens"].tolist() == [0, vocab_size - 1]
-    assert content["document_ends"].tolist() == [2]
-    with pytest.raises(
-        UserError, match=rf"token id {vocab_size} at position 0; .* ends at {vocab_size - 1}, {dtype.__name__}"
-    ):
-        write_tokens(path, [vocab_size], vocab_size)
-
-
-@pytest.mark.parametrize("ids", [[0.5], [[1]], [2**70]])
-def test_r71_ids_that_are_no_row_of_integers_are_refused(tmp_path: Path, ids: list[Any]) -> None:
-    with pytest.raises(UserError, match="must be a row of integers"):
-        write_tokens(tmp_path / "train.safetensors", ids, 10)
-
-
-@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64, np.uint64])
-def test_extreme_ids_survive(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
-    path = tmp_path / "train.safetensors"
-    write_tokens(path, np.array([0, 1, 65535], dtype=dtype), 65536)
-    tokens = load_file(path)["tokens"]
-    assert tokens.dtype == np.uint16
-    assert tokens.tolist() == [0, 1, 65535]
-
-
-def test_folder_appears_only_when_complete(tmp_path: Path) -> None:
-    destination = tmp_path / "datasets" / "mine"
-    with staged_folder(destination) as folder:
-        (folder / "file").write_text("x")
-        assert not destination.exists()
-    assert (destination / "file").read_text() == "x"
-    assert list(destination.parent.iterdir()) == [destination]
-
-
-def test_failed_preparation_leaves_nothing(tmp_path: Path) -> None:
-    def fail_halfway() -> None:
-        with staged_folder(tmp_path / "mine") as folder:
-            (folder / "file").write_text("x")
-            raise RuntimeError("disk")
-
-    with pytest.raises(RuntimeError, match="disk"):
-        fail_halfway()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_leftover_of_a_dead_process_goes_and_that_of_a_live_one_stays(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    host = socket.gethostname()
-    kept = [f".mine.partial-{host}-{os.getppid()}", f".mine.partial-elsewhere-{child.pid}", ".mine.partial-2"]
-    gone = [f".mine.partial-{host}-{child.pid}", f".mine.partial-{host}-{os.getpid()}"]
-    for name in kept + gone:
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "train.safetensors").write_text("half")
-
-    with staged_folder(tmp_path / "mine") as folder:
-        assert list(folder.iterdir()) == []
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "mine"])
-
-
-def test_r102_of_two_processes_the_first_to_finish_publishes(tmp_path: Path) -> None:
-    destination = tmp_path / "mine"
-    with staged_folder(destination) as folder:
-        (folder / "file").write_text("second")
-        destination.mkdir()
-        (destination / "file").write_text("first")
-    assert (destination / "file").read_text() == "first"
-    assert list(tmp_path.iterdir()) == [destination]
-
-
-def test_existing_dataset_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="exists already"):
-        prepare_python_library(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    (tmp_path / "datasets").write_text("a file")
-    with (
-        pytest.raises(UserError, match="datasets: cannot write there"),
-        staged_folder(tmp_path / "datasets" / "mine"),
-    ):
-        pass
-
-
-def test_python_without_sources_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare, "python_library_documents", lambda: iter([]))
-    with pytest.raises(UserError, match="holds no Python sources"):
-        prepare_python_library(tmp_path / "python-library")
+def test_the_module_waits_for_no_heavy_import() -> None:
+    program = "import sys, training.prepare; sys.exit(bool({'torch', 'pyarrow', 'huggingface_hub'} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True)

@@ -1,12 +1,21 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training.errors import UserError
-from training.prepare import END_OF_TEXT, train_tokenizer
-from training.tokenizer import decode_known, end_of_text_id, load_tokenizer, token_byte_lengths
+from training.python_library import python_library_documents
+from training.tokenizer import (
+    END_OF_TEXT,
+    decode_known,
+    encode_documents,
+    end_of_text_id,
+    load_tokenizer,
+    token_byte_lengths,
+    train_tokenizer,
+)
 
 TEXTS = [
     "Every effort moves you",
@@ -116,3 +125,23 @@ def test_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> N
 def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.json: no such file.*data\.tokenizer"):
         load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_tokenizer_and_tokens_are_the_same_each_time() -> None:
+    texts = [text for _, text in sorted(python_library_documents())[:8]]
+    first, second = train_tokenizer(texts, 512), train_tokenizer(iter(texts), 512)
+    assert first.to_str() == second.to_str()
+    np.testing.assert_array_equal(encode_documents(first, texts), encode_documents(second, texts))
+
+
+def test_literal_end_of_text_in_a_document_does_not_end_it() -> None:
+    texts = ["before <|endoftext|> after", "<|endoftext|>", ""]
+    tokenizer = train_tokenizer(texts, 300)
+
+    ids = encode_documents(tokenizer, texts)
+
+    (ends,) = np.nonzero(ids == tokenizer.token_to_id(END_OF_TEXT))
+    assert len(ends) == 3
+    assert tokenizer.decode(ids[: ends[0]].tolist()) == texts[0]
+    assert tokenizer.decode(ids[ends[0] + 1 : ends[1]].tolist()) == texts[1]
+    assert ends[2] == ends[1] + 1

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Never
 import typer
 
 from training.command import run_command
+from training.dataset_commands import prepare
 from training.errors import RunError, UserError
+from training.hub_commands import push, push_dataset
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -34,21 +36,9 @@ CheckpointArgument = Annotated[
 ]
 
 
-@app.command()
-def prepare(
-    sources: Annotated[
-        list[Path], typer.Argument(metavar="SOURCE.jsonl...", help="Instruction data: a JSON object on each line.")
-    ],
-    output: Annotated[Path, typer.Option(help="The new dataset's folder, datasets/NAME.")],
-    tokenizer: Annotated[Path, typer.Option(help="A tokenizer.json, or the folder of a dataset that has one.")],
-    validation_share: Annotated[
-        float, typer.Option(help="Share of the records to validate on; 0 = none, they are all trained on.")
-    ] = 0.05,
-) -> None:
-    """Make a dataset of instructions: prompt and response, or Alpaca's instruction, input and output."""
-    from training.instructions import prepare_instructions
-
-    prepare_instructions(sources, output, tokenizer, validation_share)
+app.command()(prepare)
+app.command()(push)
+app.command()(push_dataset)
 
 
 @app.command()
@@ -267,11 +257,21 @@ def verify(
 
     from training.config_file import load_run_config
     from training.data import open_training_data, provide_dataset
-    from training.verify import agrees, default_layouts, describe_result, measure, parse_layout, table, tolerance_of
+    from training.verify import (
+        agrees,
+        default_layouts,
+        describe_result,
+        measure,
+        parse_layout,
+        refuse_impossible,
+        table,
+        tolerance_of,
+    )
 
     config = load_run_config(run, overrides or [])
     gpus = torch.cuda.device_count()
     layouts = [parse_layout(text) for text in layout or []] or default_layouts(config, gpus)
+    refuse_impossible(layouts, config)
     tolerance = tolerance_of(config, gpus) if tolerance is None else tolerance
     if config.precision.amp == "fp16" and not gpus:
         raise UserError("precision.amp: fp16 needs a GPU; verify another precision with --set precision.amp=bf16")

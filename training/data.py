@@ -215,18 +215,18 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
     Raises:
         UserError: there is no such dataset or tokenizer, or the dataset on disk is of another revision.
     """
-    from training import hub, prepare
+    from training import hub, python_library
 
     folder = datasets / data.dataset
     if not folder.is_dir():
-        if data.dataset == prepare.PYTHON_LIBRARY:
-            prepare.prepare_python_library(folder)
+        if data.dataset == python_library.PYTHON_LIBRARY:
+            python_library.prepare_python_library(folder)
         elif "/" in data.dataset:
             hub.download_dataset(data.dataset, data.revision, folder)
         else:
             raise UserError(
                 f"{folder}: there is no such dataset; data.dataset must name a folder in {datasets}, a dataset on the "
-                f"Hub (owner/name) or {prepare.PYTHON_LIBRARY}"
+                f"Hub (owner/name) or {python_library.PYTHON_LIBRARY}"
             )
     tokenizer = tokenizer_file(data, datasets)
     if tokenizer is not None and not tokenizer.exists():

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 from model.gpt import GPT
 from training.config import RunConfig
+from training.dataset_files import staged_folder
 from training.errors import RunError, UserError
 from training.export_check import check_folder
 from training.gpt2_format import config_to_gpt2, to_gpt2
-from training.prepare import staged_folder
 from training.restore import load_model
 from training.tokenizer import end_of_text_id, load_tokenizer
 

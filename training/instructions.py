@@ -1,21 +1,31 @@
 """Instruction data: JSON lines of prompts and responses become a document dataset whose prompts are no targets."""
 
-import hashlib
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
+from training.dataset_files import (
+    file_digest,
+    fingerprint,
+    fraction_of,
+    staged_folder,
+    write_description,
+    write_split,
+)
+from training.document_reader import Progress, check_text, parse_object, read_lines
 from training.errors import UserError
-from training.prepare import DOCUMENTS_PER_BATCH, fraction_of, staged_folder, write_description, write_split
-from training.tokenizer import end_of_text_id, load_tokenizer
+from training.sources import SourceFile
+from training.tokenizer import DOCUMENTS_PER_BATCH
+from training.vocabulary import TOKENIZER, Vocabulary, read_vocabulary
 
 # The prompts that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, README), word for word.
 ALPACA = (
@@ -65,9 +75,9 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
     are on the same side. The same sources and tokenizer give the same bytes.
 
     Args:
-        sources: JSON lines, in order; see `read_records`.
+        sources: JSON lines, in order, also compressed; see `read_records`.
         output: the new folder.
-        tokenizer: a tokenizer.json, or a folder that has one, such as another dataset.
+        tokenizer: what `read_vocabulary` reads, such as another dataset.
         validation_share: of the records, in [0, 1); 0 writes no validation file.
 
     Raises:
@@ -77,44 +87,46 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
         raise UserError(
             f"--validation-share: is {validation_share:g}; it is a share of the records, from 0 to below 1; correct it"
         )
-    file = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
-    vocabulary = load_tokenizer(file)
-    end_of_text = end_of_text_id(vocabulary, file.with_name("dataset.json"))
-    if end_of_text is None:
-        raise UserError(
-            f"{file}: has no <|endoftext|>, and no dataset.json beside it names another token; a response must end "
-            "with a token that says so; use a tokenizer that has one"
-        )
+    vocabulary = read_vocabulary(tokenizer)
     total = sum(_size(source) for source in sources)
-    splits = {"train": _Split(), "validation": _Split()}
     with (
         staged_folder(output) as folder,
         tqdm(total=total, desc=output.name, unit="B", unit_scale=True, disable=None, leave=False) as bar,
     ):
         records = (record for source in sources for record in read_records(source, bar.update))
-        for (prompt, response), prompt_ids, response_ids in _encoded(records, vocabulary):
-            share = fraction_of(json.dumps([prompt, response]))
-            split = splits["validation" if share < validation_share else "train"]
-            split.add(prompt_ids, [*response_ids, end_of_text])
+        splits = _split(records, vocabulary, validation_share)
         if not splits["train"].ends:
             raise UserError(
                 f"{sources[0]}: leaves no record to train on, and {len(splits['validation'].ends):,} to validate on; a "
                 "dataset needs one to train on; give more records, or a smaller --validation-share"
             )
-        vocab_size = max(end_of_text, *vocabulary.get_vocab().values()) + 1
-        counts = {name: split.write(folder, name, vocab_size) for name, split in splits.items() if split.ends}
-        (folder / "tokenizer.json").write_bytes(file.read_bytes())
+        counts = {name: split.write(folder, name, vocabulary.size) for name, split in splits.items() if split.ends}
+        (folder / TOKENIZER).write_bytes(vocabulary.content)
         write_description(
             folder,
             name=output.name,
             kind="documents",
-            vocab_size=vocab_size,
-            end_of_text=end_of_text,
-            source=[{"file": source.name, "sha256": _digest(source)} for source in sources],
+            vocab_size=vocabulary.size,
+            end_of_text=vocabulary.end_of_text,
+            source=[{"file": source.name, "sha256": file_digest(source)} for source in sources],
             licence=None,
             validation_share=validation_share,
+            fingerprint=fingerprint(vocabulary.digest, vocabulary.end_of_text, counts),
             splits=counts,
         )
+    _tell(output, counts)
+
+
+def _split(records: Iterator[Record], vocabulary: Vocabulary, validation_share: float) -> dict[str, _Split]:
+    splits = {"train": _Split(), "validation": _Split()}
+    for (prompt, response), prompt_ids, response_ids in _encoded(records, vocabulary.tokenizer):
+        share = fraction_of(json.dumps([prompt, response]))
+        split = splits["validation" if share < validation_share else "train"]
+        split.add(prompt_ids, [*response_ids, vocabulary.end_of_text])
+    return splits
+
+
+def _tell(output: Path, counts: dict[str, dict[str, int | str]]) -> None:
     said = ", ".join(
         f"{name} {count['documents']:,} documents of {count['tokens']:,} tokens, {count['targets']:,} of them targets"
         for name, count in counts.items()
@@ -123,7 +135,7 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
     print(f"{output.name}: {said}, in {output}{without}", file=sys.stderr)
 
 
-def read_records(path: Path, progress: Callable[[int], object]) -> Iterator[Record]:
+def read_records(path: Path, progress: Progress) -> Iterator[Record]:
     """Yields (prompt, response) of each line of a JSONL file; lines of nothing but white space are passed over.
 
     A record is {"prompt", "response"}, or Alpaca's {"instruction", "output"} with an optional "input", which is
@@ -131,36 +143,25 @@ def read_records(path: Path, progress: Callable[[int], object]) -> Iterator[Reco
 
     Args:
         path: the file, in UTF-8.
-        progress: is told how many bytes each line has.
+        progress: is told how many bytes have been read.
 
     Raises:
         UserError: naming file and line, and what is wrong with it.
     """
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            progress(len(line))
-            if not line.strip():
-                continue
-            try:
-                record = _record(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except ValueError as error:
-                what = "is not UTF-8" if isinstance(error, UnicodeDecodeError) else error
-                raise UserError(f"{path}, line {number}: {what}; {RECORD}; correct or remove the line") from None
-            yield record
+    for number, line in read_lines(SourceFile(path, path.name), progress):
+        try:
+            record = _record(parse_object(line))
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}; {RECORD}; correct or remove the line") from None
+        yield record
 
 
-def _record(line: str) -> Record:
-    """Reads one line.
+def _record(record: dict[str, Any]) -> Record:
+    """Takes prompt and response out of a JSON object.
 
     Raises:
         ValueError: saying what is wrong.
     """
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise ValueError("is not a JSON object")
     plain = "prompt" in record or "response" in record
     keys = ("prompt", "response") if plain else ("instruction", "output")
     missing = [key for key in keys if key not in record]
@@ -169,10 +170,7 @@ def _record(line: str) -> Record:
     optional = record.get("input")
     texts = {key: record[key] for key in keys} | ({} if plain or optional is None else {"input": optional})
     for key, text in texts.items():
-        if not isinstance(text, str):
-            raise ValueError(f"{key} is not text but {json.dumps(text)[:40]}")
-        if not text.isascii() and text != text.encode("utf-8", "replace").decode():
-            raise ValueError(f"{key} is not Unicode text (half a surrogate pair)")
+        check_text(key, text)
     prompt, response = (texts[key] for key in keys)
     if not prompt.strip():
         raise ValueError(f"{keys[0]} is empty")
@@ -194,8 +192,3 @@ def _size(path: Path) -> int:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; instruction data are files of JSON lines; correct the path")
     return path.stat().st_size
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

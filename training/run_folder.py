@@ -1,16 +1,16 @@
 """checkpoints/<run>/: who may write there, whether a run starts or goes on, and with which config."""
 
-import fcntl
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from training import lock
 from training.changes import Changed, change_lines, compare_configs, refuse_changes
 from training.checkpoint import SUPERSEDED, checkpoint_name, find_checkpoint, list_checkpoints, number_of, supersede
 from training.config import RunConfig, config_mapping
@@ -27,7 +27,7 @@ SECONDS_TO_WAIT_FOR_LOCK = 5.0
 LAUNCH = ".launch"
 OURS = re.compile(
     r"step_\d+|latest|best|config\.yaml|metrics\.jsonl|report\.md|(loss|grad_norm|learning_rate)\.png"
-    r"|\.(lock|launch)|\..*\.(new|partial|old)"
+    r"|hub|\.(lock|launch)|\..*\.(new|partial|old)"
 )
 """Names that a run's folder has from us."""
 
@@ -59,43 +59,24 @@ def held(folder: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds it, also after a short wait, or the folder cannot be written.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a")
-    except OSError as error:
-        raise UserError(
-            f"{folder}: cannot be written ({error.strerror}); choose another folder with --output"
-        ) from None
-    with lock:
-        deadline = time.monotonic() + SECONDS_TO_WAIT_FOR_LOCK
-        while not _locked(lock.fileno(), folder):
-            if time.monotonic() > deadline:
-                raise UserError(f"{folder}: another process is training this run; wait for it or stop it first")
-            time.sleep(0.1)
+    with ExitStack() as stack:
         try:
-            same = os.path.samestat(os.fstat(lock.fileno()), (folder / LOCK).stat())
-        except OSError:
-            same = False
-        if not same:  # the one that held it has removed it, below
-            raise UserError(f"{folder}: the process that had this run has just given up; start again")
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock.held(folder / LOCK, SECONDS_TO_WAIT_FOR_LOCK))
+        except lock.BusyError:
+            raise UserError(f"{folder}: another process is training this run; wait for it or stop it first") from None
+        except lock.RemovedError:
+            raise UserError(f"{folder}: the process that had this run has just given up; start again") from None
+        except OSError as error:
+            raise UserError(
+                f"{folder}: cannot be written ({error.strerror}); choose another folder with --output"
+            ) from None
         try:
             yield
         finally:
             if folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
                 (folder / LOCK).unlink()
                 folder.rmdir()
-
-
-def _locked(descriptor: int, folder: Path) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise UserError(
-            f"{folder}: its file system has no locks ({error.strerror}); choose another folder with --output"
-        ) from None
-    return True
 
 
 def saved_overrides(folder: Path, resume: str, fresh: Sequence[str]) -> list[str]:
@@ -210,10 +191,14 @@ def launch() -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}"
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process in place of one that failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def begun_by_this_launch(folder: Path) -> bool:
     """Whether torchrun has restarted what it had begun itself."""
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return restarted and (folder / LAUNCH).is_file() and (folder / LAUNCH).read_text() == launch()
+    return restarted() and (folder / LAUNCH).is_file() and (folder / LAUNCH).read_text() == launch()
 
 
 def _is_trifle(path: Path) -> bool:

@@ -1,15 +1,19 @@
-"""Reads a tokenizer, and knows its end of text and how many bytes each of its tokens stands for."""
+"""Reads and trains tokenizers; knows the end of text, and how many bytes each token stands for."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tqdm import tqdm
 
 from training.errors import UserError
-from training.prepare import END_OF_TEXT
+
+END_OF_TEXT = "<|endoftext|>"
+DOCUMENTS_PER_BATCH = 32
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -29,6 +33,39 @@ def load_tokenizer(path: Path) -> Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Trains GPT-2's kind of byte-level BPE; `<|endoftext|>` gets the last id, as it has in GPT-2."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - 1,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def encode_documents(tokenizer: Tokenizer, texts: Sequence[str], bar: "tqdm[Any] | None" = None) -> NDArray[np.int64]:
+    """Token ids of all documents in a row, 1-D, with one end-of-text token after each.
+
+    A literal `<|endoftext|>` within a document is encoded as the ordinary text it is there.
+    """
+    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    tokenizer.encode_special_tokens = True
+    rows = []
+    for start in range(0, len(texts), DOCUMENTS_PER_BATCH):
+        batch = texts[start : start + DOCUMENTS_PER_BATCH]
+        for encoding in tokenizer.encode_batch_fast(list(batch), add_special_tokens=False):
+            rows.append(np.array([*encoding.ids, end_of_text], dtype=np.int64))
+        if bar is not None:
+            bar.update(sum(len(text.encode()) for text in batch))
+    return np.concatenate(rows) if rows else np.zeros(0, dtype=np.int64)
 
 
 def end_of_text_id(tokenizer: Tokenizer, description: Path) -> int | None:

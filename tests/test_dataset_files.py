@@ -1,0 +1,114 @@
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from training.dataset_files import staged_folder, write_tokens
+from training.errors import UserError
+
+
+@pytest.mark.parametrize("token", [65536, 70000, -1, 2**40])
+def test_r71_id_outside_uint16_is_refused_before_the_cast(tmp_path: Path, token: int) -> None:
+    with pytest.raises(UserError, match=rf"token id {token} at position 2.* 65535"):
+        write_tokens(tmp_path / "train.safetensors", [0, 65535, token, token], 65536)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_r71_id_outside_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="token id 4096 at position 1; the vocabulary of 4096 ends at 4095"):
+        write_tokens(tmp_path / "train.safetensors", [4095, 4096], 4096)
+
+
+def test_r71_vocabulary_too_large_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a vocabulary of 4294967297 tokens; uint32 holds ids up to 4294967295"):
+        write_tokens(tmp_path / "train.safetensors", [1], 2**32 + 1)
+
+
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32), (2**32, np.uint32)])
+def test_the_vocabulary_decides_the_type(tmp_path: Path, vocab_size: int, dtype: type[np.integer[Any]]) -> None:
+    path = tmp_path / "train.safetensors"
+    assert write_tokens(path, np.array([0, vocab_size - 1]), vocab_size, document_ends=np.array([2])) == 2
+    content = load_file(path)
+    assert content["tokens"].dtype == dtype
+    assert content["tokens"].tolist() == [0, vocab_size - 1]
+    assert content["document_ends"].tolist() == [2]
+    with pytest.raises(
+        UserError, match=rf"token id {vocab_size} at position 0; .* ends at {vocab_size - 1}, {dtype.__name__}"
+    ):
+        write_tokens(path, [vocab_size], vocab_size)
+
+
+@pytest.mark.parametrize("ids", [[0.5], [[1]], [2**70]])
+def test_r71_ids_that_are_no_row_of_integers_are_refused(tmp_path: Path, ids: list[Any]) -> None:
+    with pytest.raises(UserError, match="must be a row of integers"):
+        write_tokens(tmp_path / "train.safetensors", ids, 10)
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.int64, np.uint64])
+def test_extreme_ids_survive(tmp_path: Path, dtype: type[np.integer[Any]]) -> None:
+    path = tmp_path / "train.safetensors"
+    write_tokens(path, np.array([0, 1, 65535], dtype=dtype), 65536)
+    tokens = load_file(path)["tokens"]
+    assert tokens.dtype == np.uint16
+    assert tokens.tolist() == [0, 1, 65535]
+
+
+def test_folder_appears_only_when_complete(tmp_path: Path) -> None:
+    destination = tmp_path / "datasets" / "mine"
+    with staged_folder(destination) as folder:
+        (folder / "file").write_text("x")
+        assert not destination.exists()
+    assert (destination / "file").read_text() == "x"
+    assert list(destination.parent.iterdir()) == [destination]
+
+
+def test_failed_preparation_leaves_nothing(tmp_path: Path) -> None:
+    def fail_halfway() -> None:
+        with staged_folder(tmp_path / "mine") as folder:
+            (folder / "file").write_text("x")
+            raise RuntimeError("disk")
+
+    with pytest.raises(RuntimeError, match="disk"):
+        fail_halfway()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_leftover_of_a_dead_process_goes_and_that_of_a_live_one_stays(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    host = socket.gethostname()
+    kept = [f".mine.partial-{host}-{os.getppid()}", f".mine.partial-elsewhere-{child.pid}", ".mine.partial-2"]
+    gone = [f".mine.partial-{host}-{child.pid}", f".mine.partial-{host}-{os.getpid()}"]
+    for name in kept + gone:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.safetensors").write_text("half")
+
+    with staged_folder(tmp_path / "mine") as folder:
+        assert list(folder.iterdir()) == []
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "mine"])
+
+
+def test_r102_of_two_processes_the_first_to_finish_publishes(tmp_path: Path) -> None:
+    destination = tmp_path / "mine"
+    with staged_folder(destination) as folder:
+        (folder / "file").write_text("second")
+        destination.mkdir()
+        (destination / "file").write_text("first")
+    assert (destination / "file").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "datasets").write_text("a file")
+    with (
+        pytest.raises(UserError, match="datasets: cannot write there"),
+        staged_folder(tmp_path / "datasets" / "mine"),
+    ):
+        pass

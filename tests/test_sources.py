@@ -1,0 +1,163 @@
+"""What a SOURCE may be: a file, a folder, or a dataset on the Hub, which the real client gets from a stand-in."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+from fake_hub import FakeHub
+
+from training.errors import UserError
+from training.sources import Source, find_sources
+
+PROGRAM = """
+import json, sys
+from training.errors import UserError
+from training.sources import find_sources
+for line in sys.stdin:
+    name, revision, patterns = json.loads(line)
+    try:
+        [source] = find_sources([name], revision, patterns)
+        files = {file.name: file.path.read_text() for file in source.files}
+        answer = {"files": files, "revision": source.revision, "state": source.state, "description": source.description}
+    except UserError as error:
+        answer = {"refusal": str(error)}
+    print(json.dumps(answer))
+"""
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+
+
+def names(source: Source) -> list[str]:
+    return [file.name for file in source.files]
+
+
+def test_the_files_of_a_folder_are_taken_by_their_path(tmp_path: Path) -> None:
+    """Those of known formats, but what is hidden, and what is rather about the data."""
+    kept = ["b/a.parquet", "b/c.JSONL", "b.txt", "b.d/x.md.gz", "z.ndjson.zst"]
+    touch(tmp_path, *kept, ".hidden/a.txt", ".a.txt", "README.md", "info.json", "image.png", "a.parquet.gz", "a.gz")
+    [source] = find_sources([str(tmp_path)], None, [])
+    assert names(source) == sorted(kept)
+    assert [file.path for file in source.files] == [tmp_path / name for name in sorted(kept)]
+    assert [(file.format, file.compression) for file in source.files] == [
+        ("text", ".gz"), ("text", ""), ("Parquet", ""), ("JSON lines", ""), ("JSON lines", ".zst"),
+    ]  # fmt: skip
+
+
+def test_patterns_choose_among_the_files_of_a_folder(tmp_path: Path) -> None:
+    touch(tmp_path, "train/a.jsonl", "train/b.json", "test/a.jsonl", "README.md")
+    assert names(find_sources([str(tmp_path)], None, ["train/*"])[0]) == ["train/a.jsonl", "train/b.json"]
+    assert names(find_sources([str(tmp_path)], None, ["*.md", "test/*"])[0]) == ["README.md", "test/a.jsonl"]
+    with pytest.raises(UserError, match=r"has no file that matches x/\* or y and can be read, only README.md, test/a"):
+        find_sources([str(tmp_path)], None, ["x/*", "y"])
+
+
+def test_several_sources_keep_their_order(tmp_path: Path) -> None:
+    touch(tmp_path, "b.txt", "a.txt", "f/c.json")
+    found = find_sources([str(tmp_path / name) for name in ("b.txt", "a.txt", "b.txt", "f/c.json")], None, [])
+    assert [names(source) for source in found] == [["b.txt"], ["a.txt"], ["b.txt"], ["c.json"]]
+    assert [entry["file"] for source in found for entry in source.description] == ["b.txt", "a.txt", "b.txt", "c.json"]
+
+
+def test_a_changed_file_is_another_source(tmp_path: Path) -> None:
+    touch(tmp_path, "a.txt")
+    before = find_sources([str(tmp_path)], None, [])[0].state
+    assert find_sources([str(tmp_path / "a.txt")], None, [])[0].state == before, "however it is named"
+    os.utime(tmp_path / "a.txt", ns=(0, 0))
+    assert find_sources([str(tmp_path)], None, [])[0].state != before
+
+
+@pytest.mark.parametrize(
+    "name", ["", "./out", "a/b/c", "datasets/u/x", "u/x--y", "u/..", "../u/x", "u/x.jsonl", "no-such"]
+)
+def test_r90_what_is_neither_here_nor_the_name_of_a_repository_is_refused(name: str) -> None:
+    """R90: a path is never taken for a repository: no request leaves this machine."""
+    with pytest.raises(UserError, match=r"there is no such file or folder, and it is no name of a dataset on the Hub"):
+        find_sources([name], None, [])
+
+
+def test_r90_what_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R90: also where it could be the name of a repository."""
+    monkeypatch.chdir(tmp_path)
+    touch(tmp_path, "owner/name/a.txt")
+    [source] = find_sources(["owner/name"], None, [])
+    assert source.repository is None
+    with pytest.raises(UserError, match="--revision: is one of a dataset on the Hub, but all sources are files here"):
+        find_sources(["owner/name"], "main", [])
+
+
+def test_a_format_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    touch(tmp_path, "a.csv", "b/c.pdf", "d.parquet.zst")
+    for name in ("a.csv", "d.parquet.zst"):
+        with pytest.raises(UserError, match=rf"{name}: is of no format that is known here; read are \.txt"):
+            find_sources([str(tmp_path / name)], None, [])
+    with pytest.raises(UserError, match=r"b: has no file to read, only c.pdf; read are \.txt"):
+        find_sources([str(tmp_path / "b")], None, [])
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[FakeHub]:
+    with FakeHub() as hub:
+        yield hub
+
+
+def ask(hub: FakeHub, home: Path, *questions: tuple[str, str | None, list[str]], **env: str) -> list[dict[str, Any]]:
+    """What find_sources answers in a process that has the stand-in for its Hub."""
+    home.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=REPOSITORY,
+        env=hub.environment(home, **env),
+        input="".join(json.dumps(question) + "\n" for question in questions),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_repository_s_files_come_from_one_commit_into_the_cache(hub: FakeHub, tmp_path: Path) -> None:
+    """By revision and pattern; what is there is not fetched again, and offline it is enough."""
+    old = {"README.md": b"card", "data/b.jsonl": b"old b", "data/a.jsonl": b"old a", "x.bin": b""}
+    first = hub.add("dataset", "owner/texts", old)
+    second = hub.add("dataset", "owner/texts", old | {"data/a.jsonl": b"new a", "more/c.txt": b"new c"})
+    home = tmp_path / "home"
+
+    everything, tagged, some = ask(
+        hub, home, ("owner/texts", None, []), ("owner/texts", first, []), ("owner/texts", None, ["more/*"])
+    )
+
+    new = {"data/a.jsonl": "new a", "data/b.jsonl": "old b", "more/c.txt": "new c"}
+    assert (everything["files"], everything["revision"]) == (new, second)
+    assert list(everything["files"]) == sorted(new)
+    assert (tagged["files"], tagged["revision"]) == ({"data/a.jsonl": "old a", "data/b.jsonl": "old b"}, first)
+    assert some["files"] == {"more/c.txt": "new c"}
+    assert everything["description"] == [{"repository": "owner/texts", "revision": second, "files": sorted(new)}]
+    assert everything["state"] == ["owner/texts", second, sorted(new)]
+    assert hub.downloads("x.bin") == hub.downloads("README.md") == 0
+    asked = len(hub.requests)
+    offline, by_commit = ask(hub, home, ("owner/texts", None, []), ("owner/texts", first, []), HF_HUB_OFFLINE="1")
+    assert (offline["files"], offline["state"]) == (new, everything["state"])
+    assert by_commit["state"] == tagged["state"]
+    assert len(hub.requests) == asked
+
+
+def test_a_repository_that_cannot_be_had_is_refused_in_a_sentence(hub: FakeHub, tmp_path: Path) -> None:
+    hub.add("dataset", "owner/images", {"a.png": b"", "README.md": b""})
+    missing, revision, nothing = ask(
+        hub, tmp_path / "home", ("owner/none", None, []), ("owner/images", "v1", []), ("owner/images", None, [])
+    )
+    assert missing["refusal"].startswith("dataset owner/none: the Hub has no such repository")
+    assert revision["refusal"].startswith("dataset owner/images: the repository has no revision 'v1'")
+    assert nothing["refusal"].startswith("owner/images: has no file to read, only README.md, a.png; read are .txt")
+    [offline] = ask(hub, tmp_path / "other", ("owner/images", None, []), HF_HUB_OFFLINE="1")
+    assert "owner/images: not on this machine, and HF_HUB_OFFLINE forbids" in offline["refusal"]

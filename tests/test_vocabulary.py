@@ -1,0 +1,102 @@
+"""The tokenizer of a new dataset: GPT-2's own, bytes, or one trained on a sample."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from small_corpora import GPT2, small_texts
+from tokenizers import Tokenizer
+
+from training.errors import UserError
+from training.tokenizer import load_tokenizer, token_byte_lengths, train_tokenizer
+from training.vocabulary import Sample, Vocabulary, byte_vocabulary, read_vocabulary, trained_vocabulary
+
+
+def ids(vocabulary: Vocabulary, text: str) -> list[int]:
+    found: list[int] = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+    return found
+
+
+def test_gpt2_s_vocabulary_as_openai_published_it(tmp_path: Path) -> None:
+    """And under the names that others give the two files; what is written is read by tokenizers itself."""
+    (tmp_path / "vocab.json").write_bytes((GPT2 / "encoder.json").read_bytes())
+    (tmp_path / "merges.txt").write_bytes((GPT2 / "vocab.bpe").read_bytes())
+    for folder in (GPT2, tmp_path):
+        vocabulary = read_vocabulary(folder)
+        assert ids(vocabulary, "Every effort moves you") == [6109, 3626, 6100, 345]
+        assert (vocabulary.end_of_text, vocabulary.size) == (50256, 50257)
+        (tmp_path / "copy.json").write_bytes(vocabulary.content)
+        copy = Tokenizer.from_file(str(tmp_path / "copy.json"))
+        assert copy.encode("naïve 日本 <|endoftext|>").ids == ids(vocabulary, "naïve 日本 <|endoftext|>")
+        lengths = token_byte_lengths(copy, 50257)
+        assert lengths is not None
+        assert lengths[ids(vocabulary, "naïve 日本")].sum() == 13
+
+
+def test_a_tokenizer_json_comes_before_other_files_and_is_copied_as_it_is(tmp_path: Path) -> None:
+    train_tokenizer(["a"], 257).save(str(tmp_path / "tokenizer.json"))
+    shutil.copy(GPT2 / "encoder.json", tmp_path)
+    shutil.copy(GPT2 / "vocab.bpe", tmp_path)
+    content = (tmp_path / "tokenizer.json").read_bytes()
+    for path in (tmp_path, tmp_path / "tokenizer.json"):
+        vocabulary = read_vocabulary(path)
+        assert (vocabulary.size, vocabulary.end_of_text, vocabulary.content) == (257, 256, content)
+    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 300}))
+    assert (read_vocabulary(tmp_path).end_of_text, read_vocabulary(tmp_path).size) == (300, 301)
+
+
+def test_files_that_are_no_vocabulary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"tokenizer.json: no such file"):
+        read_vocabulary(tmp_path)
+    for vocabulary, merges in (("{", "#\na b\n"), ("{}", "#\na b\n"), ('{"a": 0}', "#\na\n"), ("[]", "")):
+        (tmp_path / "encoder.json").write_text(vocabulary)
+        (tmp_path / "vocab.bpe").write_text(merges)
+        with pytest.raises(UserError, match=r"encoder.json and vocab.bpe are not those of a byte-level BPE"):
+            read_vocabulary(tmp_path)
+    without = train_tokenizer(["a"], 257).to_str().replace("<|endoftext|>", "<|end|>")
+    (tmp_path / "tokenizer.json").write_text(without)
+    with pytest.raises(UserError, match=r"has no <\|endoftext\|>, and no dataset.json beside it names another"):
+        read_vocabulary(tmp_path)
+
+
+def test_bytes_are_their_own_ids(tmp_path: Path) -> None:
+    vocabulary = byte_vocabulary()
+    assert (vocabulary.size, vocabulary.end_of_text) == (257, 256)
+    text = "".join(map(chr, range(0x250))) + "日本語 🙂\r\n <|x|>"
+    assert ids(vocabulary, text) == list(text.encode())
+    (tmp_path / "tokenizer.json").write_bytes(vocabulary.content)
+    read = load_tokenizer(tmp_path / "tokenizer.json")
+    assert read.decode(list(text.encode())) == text
+    lengths = token_byte_lengths(read, 257)
+    assert lengths is not None
+    assert lengths.tolist() == [1] * 256 + [0]
+
+
+def test_a_trained_vocabulary_has_the_size_asked_for_or_is_refused() -> None:
+    vocabulary = trained_vocabulary(small_texts(), 400)
+    assert (vocabulary.size, vocabulary.end_of_text) == (400, 399)
+    assert vocabulary.digest == trained_vocabulary(small_texts(), 400).digest
+    with pytest.raises(UserError, match=r"--train-bpe: is 400, but .* more than 2\d\d tokens; lower it to 2\d\d, or"):
+        trained_vocabulary(["so so"], 400)
+
+
+def test_a_sample_is_the_documents_with_the_lowest_numbers_in_whatever_order_they_come() -> None:
+    """As many as fit; what is left over never shows."""
+    draw = random.Random(1)
+    documents = [(draw.random(), "ä" * draw.randint(1, 20)) for _ in range(300)]
+    ordered, size, expected = sorted(documents), 0, []
+    for _, text in ordered:
+        size += len(text.encode())
+        if size <= 1000:
+            expected.append(text)
+    for _ in range(3):
+        draw.shuffle(documents)
+        sample = Sample(1000)
+        for number, text in documents:
+            sample.add(number, text)
+        assert list(sample.texts()) == expected
+    sample = Sample(10)
+    sample.add(0.5, "a" * 100)
+    assert list(sample.texts()) == ["a" * 100], "one document is better than none"

@@ -1,0 +1,215 @@
+"""Reads the documents of a source, one after the other, from text, JSON lines or Parquet, also compressed.
+
+Nothing is held but the document at hand and what has been read ahead: a quarter of a mebibyte, decompressed; of
+Parquet, some rows and the column of one row group.
+"""
+
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from training.errors import UserError
+from training.sources import SourceFile
+
+LARGEST_DOCUMENT = 64 * 2**20
+READ_AT_ONCE = 2**18
+ROWS_AT_ONCE = 256
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+EXTRA = "install it with: pip install -e '.[data]'"
+
+Progress = Callable[[int], object]
+"""Is told how many bytes of a source's file have been read since the last time."""
+
+
+class Decompressor(Protocol):
+    """What zlib and zstandard have in common."""
+
+    @property
+    def eof(self) -> bool: ...
+
+    @property
+    def unused_data(self) -> bytes: ...
+
+    def decompress(self, data: bytes, /) -> bytes: ...
+
+
+def read_documents(file: SourceFile, text_key: str, separator: str | None, progress: Progress) -> Iterator[str]:
+    """Yields the texts of a file's documents in order, empty ones included.
+
+    A text file is one document, or as many as the separator cuts it into. A line of JSON, and a row of Parquet, is
+    one; its text lies under `text_key`, and null is an empty text.
+
+    Raises:
+        UserError: naming the file, and the line, row or byte, that cannot be read.
+    """
+    if file.format == "Parquet":
+        yield from _parquet_texts(file, text_key, progress)
+    elif file.format == "text":
+        yield from _texts(file, separator, progress)
+    else:
+        for number, line in read_lines(file, progress):
+            try:
+                yield _text_of(parse_object(line), text_key)
+            except ValueError as error:
+                raise UserError(
+                    f"{file.path}, line {number}: {error}; a document is a JSON object with its text under "
+                    f"{text_key} (--text-key); correct or remove the line"
+                ) from None
+
+
+def read_lines(file: SourceFile, progress: Progress) -> Iterator[tuple[int, bytes]]:
+    """Yields number, from 1, and content of each line that has one; lines of nothing but white space are passed over.
+
+    Raises:
+        UserError: the file cannot be decompressed, or a line is too long.
+    """
+    for number, (_, line) in enumerate(_cut(file, b"\n", progress), start=1):
+        if len(line) > LARGEST_DOCUMENT:
+            raise UserError(
+                f"{file.path}, line {number}: has more than {LARGEST_DOCUMENT // 2**20} MiB; a document may not; "
+                "cut it into several"
+            )
+        if line.strip():
+            yield number, line
+
+
+def parse_object(line: bytes) -> dict[str, Any]:
+    """Reads a line of JSON.
+
+    Raises:
+        ValueError: saying what is wrong.
+    """
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise ValueError("is not a JSON object")
+    return record
+
+
+def check_text(key: str, text: object) -> str:
+    """A text that UTF-8 can hold.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    if not isinstance(text, str):
+        raise ValueError(f"{key} is not text but {json.dumps(text, default=str)[:40]}")
+    if not text.isascii() and text != text.encode("utf-8", "replace").decode():
+        raise ValueError(f"{key} is not Unicode text (half a surrogate pair)")
+    return text
+
+
+def _text_of(record: dict[str, Any], key: str) -> str:
+    if key not in record:
+        raise ValueError(f"has no {key}, only {', '.join(list(record)[:9]) or 'nothing'}")
+    return "" if record[key] is None else check_text(key, record[key])
+
+
+def _texts(file: SourceFile, separator: str | None, progress: Progress) -> Iterator[str]:
+    for offset, piece in _cut(file, separator.encode() if separator is not None else None, progress):
+        if len(piece) > LARGEST_DOCUMENT:
+            raise UserError(
+                f"{file.path}: a document of more than {LARGEST_DOCUMENT // 2**20} MiB, from byte {offset:,}; a text "
+                "file is one document, unless --separator names the text between two; give another --separator"
+            )
+        try:
+            yield piece.decode()
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{file.path}: byte {offset + error.start:,} is not UTF-8; texts are read in UTF-8; convert the file"
+            ) from None
+
+
+def _cut(file: SourceFile, separator: bytes | None, progress: Progress) -> Iterator[tuple[int, bytes]]:
+    """The pieces of a file between separators, with their offsets; one too long comes as soon as it is."""
+    rest, offset = b"", 0
+    for chunk in _chunks(file, progress):
+        rest += chunk
+        if offset == 0 and rest.startswith(BYTE_ORDER_MARK):
+            rest, offset = rest[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
+        if separator is not None:
+            *pieces, rest = rest.split(separator)
+            for piece in pieces:
+                yield offset, piece
+                offset += len(piece) + len(separator)
+        if len(rest) > LARGEST_DOCUMENT:
+            yield offset, rest
+    yield offset, rest
+
+
+def _chunks(file: SourceFile, progress: Progress) -> Iterator[bytes]:
+    raw = _raw_chunks(file.path, progress)
+    if not file.compression:
+        yield from raw
+        return
+    try:
+        yield from _decompressed(raw, _decompressor(file))
+    except UserError:
+        raise
+    except Exception as error:  # zstandard's own derives from Exception alone
+        raise UserError(f"{file.path}: cannot be decompressed ({error}); fetch or compress it again") from error
+
+
+def _raw_chunks(path: Path, progress: Progress) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as raw:
+            while chunk := raw.read(READ_AT_ONCE):
+                progress(len(chunk))
+                yield chunk
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+
+
+def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor]) -> Iterator[bytes]:
+    """Of a file of several compressed parts, all."""
+    decompressor = new()
+    for chunk in raw:
+        while chunk:
+            if decompressor.eof:
+                decompressor = new()
+            yield decompressor.decompress(chunk)
+            chunk = decompressor.unused_data
+    if not decompressor.eof:
+        raise ValueError("it ends in the middle")
+
+
+def _decompressor(file: SourceFile) -> Callable[[], Decompressor]:
+    if file.compression == ".gz":
+        return lambda: zlib.decompressobj(wbits=31)
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(f"{file.path}: is compressed with zstd, which needs the package zstandard; {EXTRA}") from None
+    return lambda: zstandard.ZstdDecompressor().decompressobj()
+
+
+def _parquet_texts(file: SourceFile, key: str, progress: Progress) -> Iterator[str]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UserError(f"{file.path}: is Parquet, which needs the package pyarrow; {EXTRA}") from None
+    size, row, told = file.path.stat().st_size, 0, 0
+    try:
+        with pyarrow.parquet.ParquetFile(file.path) as table:
+            names = table.schema_arrow.names
+            if key not in names:
+                raise UserError(
+                    f"{file.path}: has no column {key}, only {', '.join(names)}; name that of the text with --text-key"
+                )
+            for batch in table.iter_batches(ROWS_AT_ONCE, columns=[key]):
+                for text in batch.column(0).to_pylist():
+                    row += 1
+                    yield "" if text is None else check_text(key, text)
+                reached = size * row // max(table.metadata.num_rows, 1)
+                progress(reached - told)
+                told = reached
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        raise UserError(f"{file.path}: cannot be read after row {row:,} ({error}); fetch or make it again") from error
+    progress(size - told)

@@ -1,0 +1,52 @@
+"""A lock file, which the system releases even if the process that holds it is killed."""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class BusyError(Exception):
+    """Another process holds the lock."""
+
+
+class RemovedError(Exception):
+    """Another process held the lock and has removed its file: a third one could hold a new one."""
+
+
+@contextmanager
+def held(path: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Holds a lock file for this process; makes it if need be, and leaves it where it is.
+
+    Args:
+        path: the file.
+        seconds: how long to wait for another process that holds it.
+
+    Raises:
+        BusyError: another process has it, also after the wait.
+        RemovedError: another process had it, and removed the file.
+        OSError: the file cannot be written, or its file system has no locks.
+    """
+    with path.open("a") as lock:
+        deadline = time.monotonic() + seconds
+        while not _taken(lock.fileno()):
+            if time.monotonic() > deadline:
+                raise BusyError
+            time.sleep(0.1)
+        try:
+            same = os.path.samestat(os.fstat(lock.fileno()), path.stat())
+        except OSError:
+            same = False
+        if not same:
+            raise RemovedError
+        yield
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

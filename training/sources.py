@@ -1,0 +1,151 @@
+"""What a dataset is made from: files on this machine or on the Hub, of text, JSON lines or Parquet."""
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from training.dataset_files import file_digest
+from training.errors import UserError
+
+FORMATS = {
+    **dict.fromkeys((".txt", ".text", ".md"), "text"),
+    **dict.fromkeys((".jsonl", ".jsonlines", ".json-lines", ".ndjson", ".json"), "JSON lines"),
+    ".parquet": "Parquet",
+}
+NOT_OF_A_FOLDER = ".json"
+"""Read as JSON lines where it is named, but passed over in folders, where it is rather a description."""
+COMPRESSIONS = (".gz", ".zst")
+READABLE = ".txt, .text or .md, .jsonl, .jsonlines or .ndjson, .parquet; all but the last also with .gz or .zst behind"
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file to read documents from."""
+
+    path: Path
+    name: str
+    """As it is recorded: relative to the folder or repository that was named."""
+
+    @property
+    def format(self) -> str:
+        """A value of FORMATS."""
+        return FORMATS[_suffixes(self.name)[0]]
+
+    @property
+    def compression(self) -> str:
+        """One of COMPRESSIONS, or nothing."""
+        return _suffixes(self.name)[1]
+
+    @property
+    def state(self) -> list[str | int]:
+        """Path, size and time of the last change: whether it is still the same file."""
+        status = self.path.stat()
+        return [str(self.path.resolve()), status.st_size, status.st_mtime_ns]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one SOURCE stands for."""
+
+    files: tuple[SourceFile, ...]
+    repository: str | None = None
+    """owner/name of a dataset on the Hub."""
+    revision: str | None = None
+    """Its commit."""
+
+    @property
+    def state(self) -> list[Any]:
+        """What tells whether it is still the same: a commit is, as long as it has that name."""
+        if self.repository is None:
+            return [file.state for file in self.files]
+        return [self.repository, self.revision, [file.name for file in self.files]]
+
+    @property
+    def description(self) -> list[dict[str, Any]]:
+        """Its entries in dataset.json."""
+        if self.repository is None:
+            return [
+                {"file": file.name, "bytes": file.path.stat().st_size, "sha256": file_digest(file.path)}
+                for file in self.files
+            ]
+        files = [file.name for file in self.files]
+        return [{"repository": self.repository, "revision": self.revision, "files": files}]
+
+
+def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequence[str]) -> list[Source]:
+    """Finds what the user named, and downloads what lies on the Hub.
+
+    What exists on this machine is a path; of a folder, all files of known formats are taken, ordered by their path.
+    Else `owner/name` is a dataset repository on the Hub.
+
+    Args:
+        sources: as the user named them.
+        revision: a branch, a tag or a commit of the repositories among them.
+        patterns: which files of folders and repositories to take, as `data/*.parquet`; none = all.
+
+    Raises:
+        UserError: naming the source, and what it should be.
+    """
+    found = [_find(source, revision, patterns) for source in sources]
+    if revision is not None and all(source.repository is None for source in found):
+        raise UserError("--revision: is one of a dataset on the Hub, but all sources are files here; leave it out")
+    return found
+
+
+def _find(source: str, revision: str | None, patterns: Sequence[str]) -> Source:
+    path = Path(source)
+    if source and path.is_dir():
+        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
+        chosen = choose_files(source, names, patterns)
+        return Source(tuple(SourceFile(path / name, name) for name in chosen))
+    if source and path.exists():
+        if not _suffixes(path.name)[0]:
+            raise UserError(f"{source}: is of no format that is known here; read are {READABLE}; convert or rename it")
+        return Source((SourceFile(path, path.name),))
+    if REPOSITORY.fullmatch(source) and not _suffixes(source)[0] and ".." not in source and "--" not in source:
+        from training.hub import download_source_files
+
+        commit, files = download_source_files(source, revision, lambda names: choose_files(source, names, patterns))
+        return Source(tuple(SourceFile(file, name) for name, file in files), source, commit)
+    raise UserError(
+        f"{source or 'SOURCE'}: there is no such file or folder, and it is no name of a dataset on the Hub, which "
+        "would be owner/name; correct it"
+    )
+
+
+def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+    """Those of a folder's or repository's files that can be read and match a pattern, ordered.
+
+    Raises:
+        UserError: there is none; it names some that there are.
+    """
+    visible = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
+    readable = [name for name in visible if _suffixes(name)[0] not in ("", NOT_OF_A_FOLDER)]
+    # A repository's card is not what it is about.
+    readable = [name for name in readable if PurePosixPath(name).name.lower() != "readme.md"]
+    chosen = readable
+    if patterns:
+        chosen = [
+            name
+            for name in visible
+            if _suffixes(name)[0] and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        ]
+    if not chosen:
+        which = f"no file that matches {' or '.join(patterns)} and can be read" if patterns else "no file to read"
+        some = ", ".join(sorted(visible)[:5]) or "nothing"
+        raise UserError(f"{source}: has {which}, only {some}; read are {READABLE}; name other files with --files")
+    return sorted(chosen)
+
+
+def _suffixes(name: str) -> tuple[str, str]:
+    """Format and compression of a file's name; both empty where the format is not known."""
+    suffixes = [suffix.lower() for suffix in PurePosixPath(name).suffixes]
+    compression = suffixes.pop() if suffixes and suffixes[-1] in COMPRESSIONS else ""
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix not in FORMATS or (compression and FORMATS[suffix] == "Parquet"):
+        return "", ""
+    return suffix, compression

@@ -1,0 +1,167 @@
+"""Where a dataset is being made: held by one process, and gone on with by the same command after a kill.
+
+datasets/.NAME.preparing/lock
+datasets/.NAME.preparing/progress.json    how far it is, and for which command and sources
+datasets/.NAME.preparing/dataset/         becomes datasets/NAME
+"""
+
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training import lock
+from training.dataset_files import HEADER_BYTES, TokenType, TokenWriter, refuse_existing
+from training.errors import RunError, UserError
+from training.tokenizing import Block, Counts
+
+SPLITS = ("train", "validation")
+SECONDS_BETWEEN_RECORDS = 1.0
+
+
+@dataclass
+class Progress:
+    """How far a dataset is. What lies in its files behind that is cut off before it goes on."""
+
+    surveyed: bool = False
+    """Whether the first pass, which a tokenizer or the n-grams may need, is done."""
+    documents: int = 0
+    """That have been read from the sources, empty ones included."""
+    empty: int = 0
+    splits: dict[str, Counts] = field(default_factory=lambda: {split: Counts() for split in SPLITS})
+    dropped: Counts = field(default_factory=Counts)
+
+    def add(self, block: Block) -> None:
+        """Counts a block that has been written."""
+        self.documents += block.documents
+        self.empty += block.empty
+        self.dropped.add(block.dropped)
+        for split, part in block.splits.items():
+            self.splits[split].add(part.counts)
+
+
+class Staging:
+    """The folder in which a dataset is made, and its progress."""
+
+    def __init__(self, folder: Path, command: dict[str, Any]) -> None:
+        """Goes on in a folder that this process holds, or starts afresh there."""
+        self.folder, self.command = folder, command
+        self.dataset = folder / "dataset"
+        self.ngrams = folder / "ngrams"
+        self.progress = self._recorded() or Progress()
+        self._recorded_at = -math.inf  # the first block is recorded at once
+        if not self.progress.surveyed:
+            shutil.rmtree(self.dataset, ignore_errors=True)
+            self.dataset.mkdir()
+
+    def _recorded(self) -> Progress | None:
+        path = self.folder / "progress.json"
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            command, counted = record["command"], record["progress"]
+            counted["splits"] = {split: Counts(**counts) for split, counts in counted["splits"].items()}
+            progress = Progress(**counted | {"dropped": Counts(**counted["dropped"])})
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            print(f"{path}: cannot be read; starting afresh", file=sys.stderr)
+            return None
+        if command != self.command:
+            others = [key for key in self.command if command.get(key) != self.command[key]]
+            print(f"{self.folder}: was begun with other {' and '.join(others)}; starting afresh", file=sys.stderr)
+            return None
+        if not self._are_there(progress):
+            print(f"{self.folder}: lacks files that its progress.json counts; starting afresh", file=sys.stderr)
+            return None
+        if progress.documents:
+            print(f"going on after {progress.documents:,} documents", file=sys.stderr)
+        return progress
+
+    def _are_there(self, progress: Progress) -> bool:
+        files = [self.dataset / f"{split}.safetensors" for split in SPLITS if progress.splits[split].tokens]
+        sizes = [HEADER_BYTES + progress.splits[file.stem].tokens for file in files]  # at least
+        return all(file.is_file() and file.stat().st_size >= size for file, size in zip(files, sizes, strict=True))
+
+    def record(self) -> None:
+        """Records the progress; what it counts must be on the disk."""
+        content = json.dumps({"command": self.command, "progress": asdict(self.progress)})
+        new = self.folder / "progress.new"
+        with new.open("w", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.folder / "progress.json")
+
+    def write(self, blocks: Iterator[Block], dtype: TokenType) -> None:
+        """Adds blocks to the token files, and records the progress now and then."""
+        counts = self.progress.splits
+        with ExitStack() as stack:
+            writers = {
+                split: TokenWriter(self.dataset / f"{split}.safetensors", dtype, counts[split].tokens)
+                for split in SPLITS
+            }
+            for writer in writers.values():
+                stack.callback(writer.close)
+            for block in blocks:
+                for split, part in block.splits.items():
+                    writers[split].append(b"".join(part.tokens))
+                self.progress.add(block)
+                if time.monotonic() - self._recorded_at > SECONDS_BETWEEN_RECORDS:
+                    self._flush(writers)
+            self._flush(writers)
+            for writer in writers.values():
+                writer.finish()
+
+    def _flush(self, writers: dict[str, TokenWriter]) -> None:
+        for writer in writers.values():
+            writer.flush()
+        self.record()
+        self._recorded_at = time.monotonic()
+
+
+@contextmanager
+def staging(output: Path, command: dict[str, Any]) -> Iterator[Staging]:
+    """Holds the folder in which the dataset `output` is made, and publishes it at the end.
+
+    After a mistake of the user's the folder is removed; after anything else the same command goes on in it.
+
+    Args:
+        output: the new dataset's folder.
+        command: all that its content depends on; with another one than the folder was begun with it starts afresh.
+
+    Raises:
+        UserError: `output` holds something already, cannot be written, or another process is at it.
+        RunError: a file could not be written, or the user interrupted it.
+    """
+    folder = output.with_name(f".{output.name}.preparing")
+    with ExitStack() as stack:
+        try:
+            refuse_existing(output)
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock.held(folder / "lock"))
+            refuse_existing(output)
+            place = Staging(folder, command)
+        except (lock.BusyError, lock.RemovedError):
+            raise UserError(f"{output}: another process is preparing it; wait for it or stop it first") from None
+        except OSError as error:
+            raise UserError(f"{output.parent}: cannot write there ({error}); choose another folder") from error
+        try:
+            yield place
+            if output.is_dir():  # empty, or refused above
+                output.rmdir()
+            place.dataset.rename(output)
+        except OSError as error:
+            raise RunError(f"{output}: cannot be written ({error}); then the same command goes on") from error
+        except KeyboardInterrupt:
+            raise RunError(f"{output}: interrupted; the same command goes on where this one ended") from None
+        except UserError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)

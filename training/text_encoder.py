@@ -1,0 +1,94 @@
+"""Encodes texts to the bytes of a token file: each distinct word once, where the tokenizer allows it."""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from training.dataset_files import checked_tokens, token_type
+from training.vocabulary import SMALLEST, byte_vocabulary
+
+# Unicode's White_Space, which is what GPT-2's pattern means by \s; Python's \s has four control characters more.
+BLANKS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+WORD = re.compile(f"[{BLANKS}]*[^{BLANKS}]+|[{BLANKS}]+")
+"""A word and the blanks before it, or the blanks at the end."""
+BORDER = re.compile(f"(?<=[^{BLANKS}])(?=[{BLANKS}])")
+PIECE = 2**16
+"""Characters that are looked at together: what a tokenizer needs for them is some hundred times as much."""
+KEPT = 2**23
+"""Characters of words whose tokens are kept."""
+
+
+class TextEncoder:
+    """Encodes texts with a tokenizer, literal special tokens in them as the ordinary texts they are.
+
+    No match of GPT-2's pattern goes on from a word over the blank behind it, so a text may be cut there without
+    changing its tokens: long documents cost no memory, and words that come again cost no time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        """Takes a tokenizer for itself, all of whose ids must be below `vocab_size`."""
+        tokenizer.encode_special_tokens = True
+        self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self.item_bytes = token_type("tokenizer.json", vocab_size).itemsize
+        self.cuts_at_blanks = cuts_at_blanks(tokenizer)
+        self.is_bytes = vocab_size == SMALLEST and tokenizer.to_str() == byte_vocabulary().tokenizer.to_str()
+        self._known: dict[str, bytes] = {}
+        self._room = KEPT
+
+    def encode(self, text: str) -> bytes:
+        """The ids of a text, as they lie in a token file.
+
+        Raises:
+            UserError: an id is not in the vocabulary.
+        """
+        if self.is_bytes:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16).tobytes()
+        if not self.cuts_at_blanks:
+            return self._encoded([text])[0]
+        return b"".join(word for piece in pieces(text) for word in self._words(WORD.findall(piece)))
+
+    def _words(self, words: list[str]) -> Iterator[bytes]:
+        new = [word for word in set(words) if word not in self._known]
+        self._room -= sum(map(len, new))
+        if self._room < 0:
+            self._known, self._room, new = {}, KEPT, list(set(words))
+        self._known.update(zip(new, self._encoded(new), strict=True))
+        return map(self._known.__getitem__, words)
+
+    def _encoded(self, texts: list[str]) -> list[bytes]:
+        ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        flat = [token for row in ids for token in row]
+        content = checked_tokens("tokenizer.json", np.array(flat, dtype=np.int64), self.vocab_size).tobytes()
+        ends = (np.cumsum([0, *map(len, ids)]) * self.item_bytes).tolist()
+        return [content[start:end] for start, end in pairwise(ends)]
+
+
+def pieces(text: str) -> Iterator[str]:
+    """Cuts a long text before blanks that follow a word, a piece at a time."""
+    start = 0
+    while len(text) - start > PIECE:
+        border = BORDER.search(text, start + PIECE)
+        if border is None:
+            break
+        yield text[start : border.start()]
+        start = border.start()
+    yield text[start:]
+
+
+def cuts_at_blanks(tokenizer: Tokenizer) -> bool:
+    """Whether a tokenizer cuts texts by GPT-2's pattern, and by nothing else before or besides."""
+    description = json.loads(tokenizer.to_str())
+    before = description["pre_tokenizer"] or {}
+    return (
+        description["model"]["type"] == "BPE"
+        and not description["model"].get("dropout")
+        and description["normalizer"] is None
+        and before.get("type") == "ByteLevel"
+        and bool(before.get("use_regex", True))
+        and not before.get("add_prefix_space")
+        and all(token["special"] for token in description["added_tokens"])
+    )

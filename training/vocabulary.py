@@ -1,0 +1,148 @@
+"""The tokenizer of a new dataset: one that exists, one trained on its documents, or bytes."""
+
+import hashlib
+import heapq
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from training.errors import UserError
+from training.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
+
+TOKENIZER = "tokenizer.json"
+SAMPLE_BYTES = 64 * 2**20
+SMALLEST = 257
+PUBLISHED = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+"""Names under which a byte-level BPE is published without a tokenizer.json; the second are OpenAI's of GPT-2."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer and what a dataset needs to know of it."""
+
+    tokenizer: Tokenizer
+    end_of_text: int
+    """The id that follows each document."""
+    content: bytes
+    """Of its tokenizer.json."""
+
+    @property
+    def size(self) -> int:
+        """All its ids are below."""
+        return max(self.end_of_text, *self.tokenizer.get_vocab().values()) + 1
+
+    @property
+    def digest(self) -> str:
+        """sha256 of its tokenizer.json."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """Reads a tokenizer.json, or a folder with one or with the two files of a byte-level BPE.
+
+    The end of text is the one that a dataset.json beside it names, or else `<|endoftext|>`.
+
+    Raises:
+        UserError: there is none, it cannot be read, or it has no end of text.
+    """
+    published = next((pair for pair in PUBLISHED if all((path / name).is_file() for name in pair)), None)
+    file = path / TOKENIZER if path.is_dir() else path
+    if published and not file.is_file():
+        tokenizer = _read_published(path, *published)
+        content = tokenizer.to_str(pretty=True).encode()
+    else:
+        tokenizer = load_tokenizer(file)
+        content = file.read_bytes()
+    end_of_text = end_of_text_id(tokenizer, file.with_name("dataset.json"))
+    if end_of_text is None:
+        raise UserError(
+            f"{file}: has no <|endoftext|>, and no dataset.json beside it names another token; a document must end "
+            "with a token that says so; use a tokenizer that has one"
+        )
+    return Vocabulary(tokenizer, end_of_text, content)
+
+
+def _read_published(folder: Path, vocabulary: str, merges: str) -> Tokenizer:
+    try:
+        ids = json.loads((folder / vocabulary).read_text(encoding="utf-8"))
+        lines = (folder / merges).read_text(encoding="utf-8").splitlines()
+        pairs = [(first, second) for first, second in (line.split() for line in lines[1:] if line)]
+        return _byte_level(models.BPE(vocab=ids, merges=pairs))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise UserError(
+            f"{folder}: {vocabulary} and {merges} are not those of a byte-level BPE ({error}); fetch them again"
+        ) from error
+
+
+def _byte_level(model: models.BPE) -> Tokenizer:
+    """GPT-2's tokenizer around a model; its end of text gets the next id, unless the model knows it."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def byte_vocabulary() -> Vocabulary:
+    """256 bytes, whose ids are their values, and the end of text behind them."""
+    # OpenAI's bytes_to_unicode (gpt-2/src/encoder.py): printable characters stand for themselves, the other bytes, in
+    # order, for the characters from 256 on.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
+    return _made(_byte_level(models.BPE(vocab={character: byte for byte, character in characters.items()}, merges=[])))
+
+
+def trained_vocabulary(texts: Iterable[str], size: int) -> Vocabulary:
+    """A byte-level BPE of GPT-2's kind, trained on some texts.
+
+    Raises:
+        UserError: the texts have too few different parts for so many tokens.
+    """
+    vocabulary = _made(train_tokenizer(texts, size))
+    if vocabulary.size < size:
+        raise UserError(
+            f"--train-bpe: is {size:,}, but the training documents give no more than {vocabulary.size:,} tokens; "
+            f"lower it to {vocabulary.size}, or give more documents"
+        )
+    return vocabulary
+
+
+def _made(tokenizer: Tokenizer) -> Vocabulary:
+    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    assert end_of_text is not None, "it was added"
+    return Vocabulary(tokenizer, end_of_text, tokenizer.to_str(pretty=True).encode())
+
+
+class Sample:
+    """Documents for a tokenizer to be trained on: those with the lowest numbers, up to so many bytes in all.
+
+    The numbers being hashes of the documents, it is a random sample that their order does not change.
+    """
+
+    def __init__(self, size: int = SAMPLE_BYTES) -> None:
+        """Makes an empty sample of at most `size` bytes."""
+        self._room = size
+        self._ceiling = math.inf  # from there on, none is taken: who comes late must not fill gaps
+        self._documents: list[tuple[float, bytes]] = []  # a heap, the highest number on top
+
+    def add(self, number: float, text: str) -> None:
+        """Takes a document, and lets go of those with the highest numbers that have no room any more."""
+        if number >= self._ceiling:
+            return
+        content = text.encode()
+        heapq.heappush(self._documents, (-number, content))
+        self._room -= len(content)
+        while self._room < 0 and len(self._documents) > 1:
+            highest, dropped = heapq.heappop(self._documents)
+            self._room += len(dropped)
+            self._ceiling = -highest
+
+    def texts(self) -> Iterator[str]:
+        """The documents, by their numbers."""
+        return (content.decode() for _, content in sorted(self._documents, reverse=True))
