@@ -15,7 +15,7 @@ from training.errors import UserError
 def prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="Files, folders, or a dataset on the Hub: owner/name."),
+        typer.Argument(metavar="SOURCE", help="Files, folders, or a dataset on the Hub: owner/name."),
     ],
     output: Annotated[Path | None, typer.Option(help="The new dataset's folder, datasets/NAME.")] = None,
     tokenizer: Annotated[
