@@ -11,6 +11,20 @@ import typer
 
 from training.errors import UserError
 
+ShareOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE", help="Of the documents, to validate on; 0 = none.  [default: 0.01; of instructions 0.05]"
+    ),
+]
+WordsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="WORDS",
+        help="Drop training documents that share so many words in a row with the validation split; GPT-3: 13.",
+    ),
+]
+
 
 def prepare(
     sources: Annotated[
@@ -32,20 +46,8 @@ def prepare(
     separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help=r"Between two documents of a text file, such as '\n\n'.")
     ] = None,
-    validation_share: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Of the documents, to validate on; 0 = none.  [default: 0.01; of instructions 0.05]",
-        ),
-    ] = None,
-    decontaminate: Annotated[
-        int | None,
-        typer.Option(
-            metavar="WORDS",
-            help="Drop training documents that share so many words in a row with the validation split; GPT-3: 13.",
-        ),
-    ] = None,
+    validation_share: ShareOption = None,
+    decontaminate: WordsOption = None,
     revision: Annotated[str | None, typer.Option(help="A branch, a tag or a commit of the dataset on the Hub.")] = None,
     files: Annotated[
         list[str] | None,

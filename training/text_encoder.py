@@ -51,7 +51,7 @@ class TextEncoder:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16).tobytes()
         if not self.cuts_at_blanks:
             return self._encoded([text])[0]
-        return b"".join(word for piece in pieces(text) for word in self._words(WORD.findall(piece)))
+        return b"".join([b"".join(self._words(WORD.findall(piece))) for piece in pieces(text)])
 
     def _words(self, words: list[str]) -> Iterator[bytes]:
         new = [word for word in set(words) if word not in self._known]
