@@ -7,6 +7,9 @@
 The functions stand in the order in which a run goes through them.
 """
 
+import training.launcher  # noqa: F401  (first: it takes down who started this process before seconds of imports)
+
+# isort: split
 import math
 import time
 from contextlib import ExitStack
@@ -27,7 +30,7 @@ from training.checkpoint import (
     weights_digest,
 )
 from training.command import run_command
-from training.config import REPOSITORY, RunConfig
+from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping
 from training.config_file import load_run_config, run_name
 from training.data import (
@@ -37,11 +40,22 @@ from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
+from training.hub_upload import check_access
 from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
 from training.plan import plan_lines
-from training.run_folder import METRICS, Opening, begin, begun_by_this_launch, held, open_run, saved_overrides
+from training.push import push_run
+from training.run_folder import (
+    METRICS,
+    Opening,
+    begin,
+    begun_by_this_launch,
+    held,
+    open_run,
+    restarted,
+    saved_overrides,
+)
 from training.session import Session, build, first_state
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -66,13 +80,18 @@ def main(
         int | None, typer.Option(min=0, help="Stop after this many steps of the run, with a checkpoint.")
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Write to OUTPUT/RUN instead of checkpoints/RUN.")] = None,
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the result at the end, as hub.repo does.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop; needs no dataset.")] = False,
 ) -> None:
     """Train one run. Start it with torchrun, or with python for a single process."""
     if resume is not None and overwrite:
         raise UserError("--resume and --overwrite exclude each other: give one of them")
+    if push_to_hub is not None and (problem := repository_problem(push_to_hub)):
+        raise UserError(f"--push-to-hub: {problem}")
     folder = (output or REPOSITORY / "checkpoints") / run_name(run)
-    fresh = overrides or []
+    fresh = [*(overrides or []), *([f"hub.repo={push_to_hub}"] if push_to_hub else [])]
     if begun_by_this_launch(folder):
         resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
     config = load_run_config(run, saved_overrides(folder, resume, fresh) if resume else fresh)
@@ -95,21 +114,26 @@ def main(
 
         opening = Opening(**group.first("open", open_folder))
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
+        if config.hub.repo is not None and not restarted():
+            group.first("hub", partial(check_access, config.hub.repo, "hub.repo", config.hub.licence))
         session = build(config, folder, datasets, microbatch, opening, group)
         state = first_state(session, opening)
         total = session.data.total_steps
         stop = total if stop_after is None else min(stop_after, total)
+        finished = False
         if opening.checkpoint is None or state.step < stop:
             group.first("begin", lambda: begin(folder, opening))
             announce(session, opening, state)
             state = train(session, with_comparable_best(state, opening.changed), stop)
         else:
             session.log.say(nothing_left(session, opening, state))
-            if group.first("finished", lambda: state.step < total or is_finished(folder, state.step)):
-                return
-            # It was killed between its last checkpoint and the end.
-            group.first("mend", lambda: cut_back(folder / METRICS, state.step))
-        group.first("finish", lambda: finish(session, state))
+            finished = group.first("finished", lambda: state.step < total or is_finished(folder, state.step))
+            if not finished:  # it was killed between its last checkpoint and the end
+                group.first("mend", lambda: cut_back(folder / METRICS, state.step))
+        if not finished:
+            group.first("finish", lambda: finish(session, state))
+        if config.hub.repo is not None and state.step == total:
+            group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
@@ -125,7 +149,8 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
 def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:
     """What is said where a resumption has no step to train; nothing is changed then, the config neither."""
     text = f"{session.folder}: nothing left to do, {state.step:,} of {session.data.total_steps:,} steps are done"
-    return f"{text}; not taken: {', '.join(opening.changed)}" if opening.changed else text
+    not_taken = [key for key in opening.changed if not key.startswith("hub.")]
+    return f"{text}; not taken: {', '.join(not_taken)}" if not_taken else text
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
@@ -173,7 +198,7 @@ def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
         read_now = reader.add(step, session.trainer.step(step - 1))
         last = step == session.data.total_steps
         evaluate_now = session.validation is not None and (last or is_due(config.evaluation.every, step))
-        save_now = step == stop or is_due(config.checkpoint.every, step)
+        save_now = step == stop or is_due(config.checkpoint.every, step) or is_due(config.hub.every, step)
         if not (read_now or evaluate_now or save_now):
             continue
         state = take_records(session, state, *reader.read())
@@ -272,6 +297,8 @@ def save(session: Session, state: TrainingState) -> None:
         best=state.best_step == state.step,
         seconds=time.perf_counter() - started,
     )
+    if session.uploads is not None and is_due(session.config.hub.every, state.step):
+        session.uploads.take(written, state.step)
 
 
 def finish(session: Session, state: TrainingState) -> None:
@@ -281,6 +308,8 @@ def finish(session: Session, state: TrainingState) -> None:
         rows, seed = session.validation or session.data.rows, session.config.seeds.training
         text = sample_text(session.module.model, rows, session.tokenizer, session.dataset, seed)
     finish_run(session.folder, session.log, state, session.data.total_steps, text)
+    if session.uploads is not None:
+        session.uploads.close()
 
 
 if __name__ == "__main__":

@@ -1,38 +1,69 @@
-"""A stand-in for the Hugging Face Hub on 127.0.0.1: what the real client asks for when it downloads files.
+"""A stand-in for the Hugging Face Hub on 127.0.0.1: what the real client asks for when it downloads and uploads.
 
     with FakeHub() as hub:
         sha = hub.add("dataset", "owner/name", {"train.safetensors": data})
         hub.fail("/resolve/", delay=2)
         subprocess.run(..., env=hub.environment(tmp_path))
         assert hub.downloads("train.safetensors") == 1
+        assert hub.read("model", "tester/model", "config.json") == b"{}"
 
-The client reads its environment when it is imported, so it has to run in another process.
+The client reads its environment when it is imported, so it has to run in another process. Large files come by git-lfs,
+or with `FakeHub(xet=FOLDER)` by Xet into that folder. fake_hub_server.py answers the requests.
 """
 
 import hashlib
-import json
 import os
 import re
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Literal, Self
-from urllib.parse import unquote, urlsplit
+from typing import Any, Literal, Self
+
+from fake_hub_server import Handler
+from fake_xet import find_xet, read_xet
 
 Kind = Literal["model", "dataset"]
-INFO_ROUTE = re.compile(r"/api/(model|dataset)s/([^/]+/[^/]+)(?:/revision/(.+))?")
-FILE_ROUTE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+TOKEN, READ_TOKEN = "hf_write", "hf_read"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file of a commit; its bytes lie in `FakeHub.blobs` under its digest, or in the Xet folder."""
+
+    size: int
+    git_sha: str
+    sha256: str | None = None
+    """Of a file that came by git-lfs or Xet."""
+    xet_hash: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """By which the client knows whether it has changed."""
+        return self.sha256 or self.git_sha
+
+
+@dataclass(frozen=True)
+class Commit:
+    title: str
+    parent: str | None
+    files: Mapping[str, Stored]
 
 
 @dataclass
 class Repository:
     """The commits of a repository, by sha, and what its branches and tags point to."""
 
-    commits: dict[str, Mapping[str, bytes]] = field(default_factory=dict)
+    commits: dict[str, Commit] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
+    private: bool = False
+
+    def commit(self, title: str, parent: str | None, files: Mapping[str, Stored], ref: str) -> str:
+        sha = hashlib.sha1(f"{id(self)} {len(self.commits)} {title}".encode()).hexdigest()
+        self.commits[sha] = Commit(title, parent, files)
+        self.refs[ref] = sha
+        return sha
 
 
 @dataclass
@@ -45,6 +76,10 @@ class Fault:
     message: str
     delay: float
     times: int
+    method: str
+    skip: int
+    headers: Mapping[str, str]
+    lost: bool
 
 
 @dataclass(frozen=True)
@@ -52,17 +87,23 @@ class Request:
     method: str
     path: str
     authorization: str | None
+    body: bytes = b""
 
 
 class FakeHub:
-    """Serves repositories from memory; see the module's docstring."""
+    """Keeps repositories in memory; see the module's docstring."""
 
-    def __init__(self) -> None:
+    def __init__(self, xet: Path | None = None, user: str = "tester", organisations: Mapping[str, str] | None = None):
+        """Args: the folder for Xet; whose tokens are given out; the user's role in each organisation."""
+        self.xet, self.user, self.organisations = xet, user, dict(organisations or {})
+        self.tokens: dict[str, dict[str, Any]] = {TOKEN: {"role": "write"}, READ_TOKEN: {"role": "read"}}
+        """What whoami says of each token."""
         self.repositories: dict[tuple[str, str], Repository] = {}
+        self.blobs: dict[str, bytes] = {}
         self.requests: list[Request] = []
         self.faults: list[Fault] = []
-        self.lock = threading.Lock()
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": self}))
+        self.lock = threading.RLock()
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), type("BoundHandler", (Handler,), {"hub": self}))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def __enter__(self) -> Self:
@@ -73,13 +114,16 @@ class FakeHub:
         self.server.shutdown()
         self.server.server_close()
 
-    def add(self, kind: Kind, name: str, files: Mapping[str, bytes], ref: str = "main") -> str:
+    def reset(self) -> None:
+        """Forgets everything that a test has done."""
+        for kept in (self.repositories, self.blobs, self.requests, self.faults):
+            kept.clear()
+
+    def add(self, kind: Kind, name: str, files: Mapping[str, bytes], ref: str = "main", private: bool = False) -> str:
         """Commits `files` as the whole content of a repository; `ref` then points there. Returns the sha."""
-        repository = self.repositories.setdefault((kind, name), Repository())
-        sha = hashlib.sha1(f"{kind}/{name}/{len(repository.commits)}".encode()).hexdigest()
-        repository.commits[sha] = dict(files)
-        repository.refs[ref] = sha
-        return sha
+        repository = self.repositories.setdefault((kind, name), Repository(private=private))
+        stored = {path: self.store(content) for path, content in files.items()}
+        return repository.commit("added", repository.refs.get(ref), stored, ref)
 
     def fail(
         self,
@@ -89,8 +133,12 @@ class FakeHub:
         message: str = "injected",
         delay: float = 0.0,
         times: int = 1000,
+        method: str = "",
+        skip: int = 0,
+        headers: Mapping[str, str] | None = None,
+        lost: bool = False,
     ) -> None:
-        """Meets the next `times` requests whose path matches the regular expression `path` with a fault.
+        """Meets the next `times` requests that match with a fault.
 
         Args:
             path: Regular expression, searched for in the request's path.
@@ -99,94 +147,82 @@ class FakeHub:
             message: The error's text.
             delay: Seconds to wait before anything else.
             times: How many requests.
+            method: GET, POST or PUT; any unless given.
+            skip: So many matching requests are answered as usual first.
+            headers: More headers of the answer.
+            lost: Do what is asked, then drop the connection instead of answering.
         """
-        self.faults.append(Fault(path, status, code, message, delay, times))
+        self.faults.append(Fault(path, status, code, message, delay, times, method, skip, headers or {}, lost))
 
     def environment(self, home: Path, **more: str) -> dict[str, str]:
         """The environment of a process that is to take this for the Hub, with its cache in `home`."""
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
         settings = {"HF_ENDPOINT": self.url, "HF_HOME": str(home), "HF_HUB_DISABLE_TELEMETRY": "1"}
-        return inherited | settings | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | more
+        settings |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1"} | ({} if self.xet else {"HF_HUB_DISABLE_XET": "1"})
+        return inherited | settings | more
 
     def downloads(self, file: str) -> int:
         """How often the content of `file` was asked for."""
         return sum(r.method == "GET" and r.path.endswith(f"/{file}") for r in self.requests)
 
-    def take_fault(self, path: str) -> Fault | None:
+    def count(self, method: str, path: str) -> int:
+        """How many requests of this method had a path in which the regular expression is found."""
+        return sum(r.method == method and re.search(path, r.path) is not None for r in self.requests)
+
+    def head(self, kind: Kind, name: str, ref: str = "main") -> Commit:
+        """The last commit of a branch."""
+        repository = self.repositories[kind, name]
+        return repository.commits[repository.refs[ref]]
+
+    def files(self, kind: Kind, name: str, ref: str = "main") -> list[str]:
+        """The names of the files on a branch, but for .gitattributes."""
+        return sorted(set(self.head(kind, name, ref).files) - {".gitattributes"})
+
+    def read(self, kind: Kind, name: str, file: str, ref: str = "main") -> bytes:
+        """The content of a file on a branch."""
+        return self.content(self.head(kind, name, ref).files[file])
+
+    def titles(self, kind: Kind, name: str, ref: str = "main") -> list[str]:
+        """The titles of a branch's commits, from the first."""
+        repository = self.repositories[kind, name]
+        titles: list[str] = []
+        sha: str | None = repository.refs[ref]
+        while sha is not None:
+            titles.insert(0, repository.commits[sha].title)
+            sha = repository.commits[sha].parent
+        return titles
+
+    def store(self, content: bytes) -> Stored:
+        """Keeps a small file, under the name that git would give it."""
+        stored = Stored(len(content), hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest())
+        self.blobs[stored.git_sha] = content
+        return stored
+
+    def large_file(self, sha256: str) -> Stored | None:
+        """What a commit means by this sha256, once it has been uploaded."""
+        git_sha = hashlib.sha1(sha256.encode()).hexdigest()
+        if sha256 in self.blobs:
+            return Stored(len(self.blobs[sha256]), git_sha, sha256)
+        found = find_xet(self.xet, sha256) if self.xet else None
+        return Stored(found[1], git_sha, sha256, found[0]) if found else None
+
+    def content(self, stored: Stored) -> bytes:
+        if stored.digest not in self.blobs:
+            assert self.xet is not None, "it came by Xet"
+            assert stored.xet_hash is not None, "it came by Xet"
+            self.blobs[stored.digest] = read_xet(self.xet, stored.xet_hash, stored.size)
+        return self.blobs[stored.digest]
+
+    def record(self, *request: Any) -> None:
+        self.requests.append(Request(*request))
+
+    def take_fault(self, method: str, path: str) -> Fault | None:
         with self.lock:
             for fault in self.faults:
-                if fault.times > 0 and re.search(fault.path, path):
+                if fault.times > 0 and fault.method in ("", method) and re.search(fault.path, path):
+                    if fault.skip > 0:
+                        fault.skip -= 1
+                        continue
                     fault.times -= 1
                     return fault
         return None
-
-
-class _Handler(BaseHTTPRequestHandler):
-    hub: FakeHub
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        path = unquote(urlsplit(self.path).path)
-        self.hub.requests.append(Request(self.command, path, self.headers.get("Authorization")))
-        fault = self.hub.take_fault(path)
-        if fault is not None:
-            time.sleep(fault.delay)
-            if fault.status < 0:
-                self.close_connection = True
-                return
-            if fault.status > 0:
-                self.refuse(fault.status, fault.code, fault.message)
-                return
-        if match := INFO_ROUTE.fullmatch(path):
-            self.send_info(match[1], match[2], match[3] or "main")
-        elif match := FILE_ROUTE.fullmatch(path):
-            self.send_file("dataset" if match[1] else "model", match[2], match[3], match[4])
-        else:
-            self.refuse(404, "", f"no route {path}")
-
-    def find(self, kind: str, name: str, revision: str) -> tuple[str, Mapping[str, bytes]] | None:
-        """The commit that `revision` stands for; None after having refused the request."""
-        repository = self.hub.repositories.get((kind, name))
-        if repository is None:
-            self.refuse(404, "RepoNotFound", "Repository not found")
-            return None
-        sha = repository.refs.get(revision, revision)
-        if sha not in repository.commits:
-            self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
-            return None
-        return sha, repository.commits[sha]
-
-    def send_info(self, kind: str, name: str, revision: str) -> None:
-        if commit := self.find(kind, name, revision):
-            sha, files = commit
-            siblings = [{"rfilename": file} for file in sorted(files)]
-            info = {"_id": "1", "id": name, "sha": sha, "siblings": siblings, "private": False, "tags": []}
-            self.answer(200, json.dumps(info | {"downloads": 0, "likes": 0}).encode(), {})
-
-    def send_file(self, kind: str, name: str, revision: str, file: str) -> None:
-        if commit := self.find(kind, name, revision):
-            sha, files = commit
-            if file not in files:
-                self.refuse(404, "EntryNotFound", "Entry not found")
-                return
-            etag = f'"{hashlib.sha1(files[file]).hexdigest()}"'
-            self.answer(200, files[file], {"X-Repo-Commit": sha, "ETag": etag})
-
-    def refuse(self, status: int, code: str, message: str) -> None:
-        headers = {"X-Error-Code": code} if code else {}
-        self.answer(status, b"{}", headers | {"X-Error-Message": message})
-
-    def answer(self, status: int, content: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(status)
-        for key, value in headers.items():
-            self.send_header(key, value)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)

@@ -93,6 +93,11 @@ name: other
 overrides: [seeds.weights=1]
 """
 
+REPOSITORY_RULE = (
+    "as a repository on the Hub is called (letters, digits, '_', '-' and '.', no '--', '..' or '.git', 96 characters "
+    "at most)"
+)
+
 
 def test_misspelt_and_misplaced_keys_are_told_all_at_once(configs: Configs) -> None:
     """R66: in one message, each with the nearest valid key; so are values that are wrong besides."""
@@ -124,7 +129,7 @@ def test_a_problem_behind_another_is_told_with_it(configs: Configs) -> None:
     problems = configs.problems(
         "data: {dataset: ../x, train_tokens: 0, validation_tokens: 0}\n"
         "model: {n_heads: abc, emb_dim: 770, context_length: 64, dropout: 1}\n"
-        "batch: {world_size: 0}\nschedule: {name: cosin, warmup_percent: 200}\nhub: {repo: me/model}\n"
+        "batch: {world_size: 0}\nschedule: {name: cosin, warmup_percent: 200}\nhub: {repo: ./out, every: -1}\n"
         "evaluation: {tokens: 63}\n"
     )
     assert sorted(problems) == [
@@ -135,7 +140,8 @@ def test_a_problem_behind_another_is_told_with_it(configs: Configs) -> None:
         "data.train_tokens: must be positive, or -1 for all there is, got 0",
         "data.validation_tokens: must be positive, or -1 for all there is, got 0",
         "evaluation.tokens: must hold a sequence of model.context_length 64, got 63",
-        "hub.repo: uploading is not available in this version, write null",
+        "hub.every: must be greater than or equal to 0, got -1",
+        "hub.repo: must be owner/name, " + REPOSITORY_RULE + ", got './out'",
         "model.dropout: must be a number from 0 to below 1, got 1.0",
         "model.n_heads: must be a valid integer, got 'abc'",
         "schedule.name: must be one of 'constant', 'cosine', got 'cosin'",
@@ -160,7 +166,7 @@ PROBLEMS = {
     "seeds.weights=-1": "seeds.weights: must be greater than or equal to 0, got -1",
     "evaluation.tokens=9": "evaluation.tokens: must hold a sequence of model.context_length 1024, got 9",
     "checkpoint.keep=0": "checkpoint.keep: must be greater than or equal to 1, got 0",
-    "hub.repo=me/model": "hub.repo: uploading is not available in this version, write null",
+    "hub.repo=datasets/u/x": f"hub.repo: must be owner/name, {REPOSITORY_RULE}, got 'datasets/u/x'",
     "reproducibility=exact": "reproducibility: must be 'rounding' or 'bitwise', got 'exact'",
     "interventions=[no-dropuot]": "interventions: no-dropuot is not one; did you mean no-dropout?",
 }
@@ -332,14 +338,21 @@ COUNTS = ["batch.world_size", "batch.microbatch", "batch.accumulation", "data.ep
 COUNTS += ["evaluation.tokens", "model.vocab_size", "model.context_length", "model.emb_dim", "model.n_heads"]
 COUNTS += ["model.n_layers"]
 FROM_ZERO = ["data.train_start", "data.validation_start", "seeds.weights", "seeds.training", "evaluation.every"]
-FROM_ZERO += ["checkpoint.every"]
+FROM_ZERO += ["checkpoint.every", "hub.every"]
 OR_ALL = ["data.train_tokens", "data.validation_tokens"]
 NUMBERS = ["optimizer.learning_rate", "optimizer.weight_decay", "optimizer.eps", "optimizer.clip_norm", "model.dropout"]
 FLAGS = ["model.qkv_bias", "model.tie_weights", "data.shuffle", "hub.private"]
 CHOICES = ["model.init", "precision.amp", "precision.matmul", "optimizer.name", "optimizer.decay", "schedule.name"]
 CHOICES += ["loss.reduction", "reproducibility"]
-TEXTS = ["data.dataset", "data.revision", "data.tokenizer", "hub.repo", "init_from"]
-MAY_BE_NULL = {"evaluation.tokens", "evaluation.every", "checkpoint.every", "optimizer.clip_norm", *TEXTS[1:]}
+TEXTS = ["data.dataset", "data.revision", "data.tokenizer", "hub.repo", "hub.licence", "init_from"]
+MAY_BE_NULL = {
+    "evaluation.tokens",
+    "evaluation.every",
+    "checkpoint.every",
+    "hub.every",
+    "optimizer.clip_norm",
+    *TEXTS[1:],
+}
 
 NO_NUMBERS = ["true", "abc", "'1'", "[1]", "{a: 1}", ".inf", "-.inf", ".nan", "1e400", "''", "off", "null"]
 BAD_VALUES = (
@@ -401,11 +414,19 @@ def test_a_huge_value_is_told_in_short(configs: Configs, text: str) -> None:
             ["data.validation_tokens=9"],
             "data.validation_tokens: must hold a sequence of model.context_length 1024, got 9",
         ),
-        (["hub.repo=me/model"], "hub.repo: uploading is not available in this version, write null"),
+        (["hub.every=10"], "hub.every: must be null without a repo to upload to"),
     ],
 )
 def test_impossible_combinations(configs: Configs, overrides: list[str], problem: str) -> None:
     assert configs.problems(LEAST, *overrides) == [problem]
+
+
+@pytest.mark.parametrize("name", ["./out", "a/b/c", "datasets/u/x", "datasets/x", "u/x--y", "", "x", "u/x.git", "~/x"])
+def test_r90_a_name_that_is_no_repository_is_refused(configs: Configs, name: str) -> None:
+    """A path in particular, and with the key."""
+    [problem] = configs.problems(f"{LEAST}hub: {{repo: '{name}'}}\n")
+    assert problem.startswith("hub.repo: must ")
+    assert configs.load("", "hub.repo=A_.b/c-d.e").hub.repo == "A_.b/c-d.e"
 
 
 def test_validation_that_never_happens_needs_no_sequence(configs: Configs) -> None:

@@ -266,6 +266,8 @@ def test_the_baseline_spells_out_the_published_settings() -> None:
         "checkpoint.keep": 3,
         "hub.repo": None,
         "hub.private": True,
+        "hub.licence": None,
+        "hub.every": None,
         "init_from": None,
         "reproducibility": "rounding",
     }

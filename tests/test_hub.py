@@ -111,8 +111,7 @@ def module_hub() -> Iterator[FakeHub]:
 
 @pytest.fixture
 def hub(module_hub: FakeHub) -> FakeHub:
-    for kept in (module_hub.repositories, module_hub.requests, module_hub.faults):
-        kept.clear()
+    module_hub.reset()
     return module_hub
 
 

@@ -3,6 +3,7 @@
 The defaults are the forerunner's baseline.
 """
 
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,8 @@ STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=Fals
 with_config(STRICT)(GPTConfig)
 
 NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+LICENCE_PATTERN = r"[a-z0-9][a-z0-9.+-]*"
+REPOSITORY_PART = r"(?!.*(--|\.\.))[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
 Interval = Annotated[int, Field(ge=0)] | None
@@ -124,10 +127,38 @@ class Checkpoint(Section):
 
 
 class Hub(Section):
-    """Where the result is uploaded."""
+    """Where the result is uploaded at the end, and every so many steps (0 or null: never) the state to go on from."""
 
     repo: Text | None = None
     private: bool = True
+    licence: Annotated[str, Field(pattern=f"^{LICENCE_PATTERN}$")] | None = None
+    every: Interval = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Hub":
+        problems = []
+        if self.repo is not None and (problem := repository_problem(self.repo)):
+            problems.append(f"repo: {problem}")
+        if self.repo is None and self.every:
+            problems.append("every: must be null without a repo to upload to")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
+def repository_problem(name: str) -> str | None:
+    """Why a name cannot be that of a repository on the Hub; None if it can. The rules are those of the Hub's client."""
+    if (
+        re.fullmatch(f"{REPOSITORY_PART}/{REPOSITORY_PART}", name)
+        and len(name) <= 96
+        and not name.endswith(".git")
+        and name.partition("/")[0] not in ("datasets", "models", "spaces")
+    ):
+        return None
+    return (
+        "must be owner/name, as a repository on the Hub is called (letters, digits, '_', '-' and '.', no '--', '..' or "
+        f"'.git', 96 characters at most), got {name[:100]!r}"
+    )
 
 
 class RunConfig(Section):
@@ -161,8 +192,6 @@ class RunConfig(Section):
         ):
             if self.evaluation.every is not None and tokens is not None and 0 < tokens < context:
                 problems.append(f"{key}: must hold a sequence of model.context_length {context}, got {tokens}")
-        if self.hub.repo is not None:
-            problems.append("hub.repo: uploading is not available in this version, write null")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -1,4 +1,4 @@
-"""Downloads datasets and tokenizers from the Hugging Face Hub: the one file that knows its client.
+"""Downloads datasets and tokenizers from the Hugging Face Hub; hub_upload.py is the other file that knows its client.
 
 huggingface_hub is imported inside the functions, because importing it takes longer than `--help` should.
 """
@@ -41,10 +41,10 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with staged_folder(destination) as folder, _hub_errors(f"dataset {name}", revision):
+    with staged_folder(destination) as folder, hub_errors(f"dataset {name}", revision):
         from huggingface_hub import HfApi, hf_hub_download
 
-        _check_token()
+        check_token()
         info = HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS)
         assert info.sha is not None, f"the Hub gave no commit for {name}"
         present = {sibling.rfilename for sibling in info.siblings or []}
@@ -69,10 +69,10 @@ def download_tokenizer(repository: str, destination_file: Path) -> None:
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with _hub_errors(f"tokenizer {repository}"):
+    with hub_errors(f"tokenizer {repository}"):
         from huggingface_hub import HfApi, hf_hub_download
 
-        _check_token()
+        check_token()
         info = HfApi().model_info(repository, timeout=ANSWER_SECONDS)
         if not any(sibling.rfilename == "tokenizer.json" for sibling in info.siblings or []):
             raise UserError(
@@ -103,10 +103,10 @@ def download_source_files(
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with _hub_errors(f"dataset {name}", revision):
+    with hub_errors(f"dataset {name}", revision):
         from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
-        _check_token()
+        check_token()
         if constants.HF_HUB_OFFLINE:
             try:
                 snapshot = Path(snapshot_download(name, repo_type="dataset", revision=revision, local_files_only=True))
@@ -141,10 +141,10 @@ def download_model(repository: str, revision: str | None, destination: Path) -> 
     Raises:
         UserError: naming the repository, what failed, and what to do; also where its only weights are pickled.
     """
-    with _hub_errors(f"model {repository}", revision):
+    with hub_errors(f"model {repository}", revision):
         from huggingface_hub import HfApi, hf_hub_download
 
-        _check_token()
+        check_token()
         info = HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS)
         assert info.sha is not None, f"the Hub gave no commit for {repository}"
         present = sorted(sibling.rfilename for sibling in info.siblings or [])
@@ -190,7 +190,7 @@ def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:
     return commit
 
 
-def _check_token() -> None:
+def check_token() -> None:
     """Refuses a token that no HTTP header can hold; the client's own message would print the token.
 
     Blanks and line ends around it do no harm: the client strips them, and ignores an empty token.
@@ -206,8 +206,25 @@ def _check_token() -> None:
 
 
 @contextlib.contextmanager
-def _hub_errors(what: str, revision: str | None = None) -> Iterator[None]:
-    """Turns whatever the client raises into one UserError about `what`."""
+def hub_errors(what: str, revision: str | None = None) -> Iterator[None]:
+    """Turns whatever the client raises into one UserError about `what`, which was to be downloaded."""
+    try:
+        yield
+    except client_errors() as error:
+        raise UserError(f"{what}: {_problem(error, revision)}") from error
+
+
+def client_errors() -> tuple[type[Exception], ...]:
+    """What the client raises where the Hub, the network or the disk refuses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # Its first base is the HTTP library's own root, whichever library this version of the client uses. An answer of
+    # another form than the Hub's is a KeyError or a ValueError.
+    return (cast(type[Exception], HfHubHTTPError.__bases__[0]), OSError, RuntimeError, ValueError, KeyError)
+
+
+def _problem(error: Exception, revision: str | None) -> str:
+    """What went wrong with a download, and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -217,29 +234,22 @@ def _hub_errors(what: str, revision: str | None = None) -> Iterator[None]:
         RevisionNotFoundError,
     )
 
-    # Its first base is the HTTP library's own root, whichever library this version of the client uses.
-    http_error = cast(type[Exception], HfHubHTTPError.__bases__[0])
-    try:
-        yield
-    except (http_error, OSError, RuntimeError, ValueError) as error:
-        # The client wraps a failed request in "cannot find it in the local cache".
-        cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-        if isinstance(cause, OfflineModeIsEnabled):
-            problem = "not on this machine, and HF_HUB_OFFLINE forbids to download it; unset HF_HUB_OFFLINE"
-        elif isinstance(cause, GatedRepoError):
-            problem = "the Hub lets in only those who accepted its terms; accept them on its page and set HF_TOKEN"
-        elif isinstance(cause, RepositoryNotFoundError):
-            problem = "the Hub has no such repository, or it is private; check the name, or set HF_TOKEN"
-        elif isinstance(cause, RevisionNotFoundError):
-            problem = f"the repository has no revision {revision!r}; check the revision"
-        elif isinstance(cause, HfHubHTTPError):
-            problem = _refusal(cause.response.status_code)
-        else:
-            problem = (
-                f"the download from {constants.ENDPOINT} failed ({_first_line(cause)}); "
-                "check the network and the disk, then start again"
-            )
-        raise UserError(f"{what}: {problem}") from error
+    # The client wraps a failed request in "cannot find it in the local cache".
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+    if isinstance(cause, OfflineModeIsEnabled):
+        return "not on this machine, and HF_HUB_OFFLINE forbids to download it; unset HF_HUB_OFFLINE"
+    if isinstance(cause, GatedRepoError):
+        return "the Hub lets in only those who accepted its terms; accept them on its page and set HF_TOKEN"
+    if isinstance(cause, RepositoryNotFoundError):
+        return "the Hub has no such repository, or it is private; check the name, or set HF_TOKEN"
+    if isinstance(cause, RevisionNotFoundError):
+        return f"the repository has no revision {revision!r}; check the revision"
+    if isinstance(cause, HfHubHTTPError):
+        return _refusal(cause.response.status_code)
+    return (
+        f"the download from {constants.ENDPOINT} failed ({first_line(cause)}); "
+        "check the network and the disk, then start again"
+    )
 
 
 def _refusal(status: int) -> str:
@@ -251,6 +261,7 @@ def _refusal(status: int) -> str:
     return f"the Hub answers with HTTP {status}; try again later"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """An exception's kind and the first line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

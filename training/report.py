@@ -76,13 +76,13 @@ def write_report(run_folder: Path) -> Path:
     sections = [
         [f"# {name}", "", _status(metrics)],
         _result_section(metrics),
-        _chart_section(),
+        chart_section(),
         _run_section(metrics, config),
-        _place_section(metrics),
-        _change_section(metrics),
+        place_section(metrics),
+        change_section(metrics),
         _gradient_section(metrics, clip_norm),
         _sample_section(metrics),
-        ["## Config", "", _fenced(config_file.read_text(encoding="utf-8"), "yaml")],
+        ["## Config", "", fenced(config_file.read_text(encoding="utf-8"), "yaml")],
     ]
     text = "\n\n".join("\n".join(section) for section in sections if section) + "\n"
     report = run_folder / "report.md"
@@ -112,7 +112,9 @@ def _status(metrics: Metrics) -> str:
     return f"{endings.get(_ending(metrics), 'Not finished')}: {_progress(metrics)}."
 
 
-def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
+    """The lines of a table in Markdown."""
+
     def line(cells: Iterable[object]) -> str:
         return "| " + " | ".join(" ".join(str(cell).split()).replace("|", "\\|") for cell in cells) + " |"
 
@@ -120,7 +122,7 @@ def _table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str
     return [line(titles), "|" + " --- |" * len(titles), *(line(row) for row in rows)]
 
 
-def _fenced(text: str, language: str = "") -> str:
+def fenced(text: str, language: str = "") -> str:
     """A fenced block; the fence is longer than any run of backticks in the text."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
@@ -137,7 +139,7 @@ def _result_section(metrics: Metrics) -> list[str]:
     if not rows:
         return []
     titles = ("", "Step", "Loss (nats per token)", "Perplexity", "Bits per byte", "Target tokens")
-    section = ["## Result", "", *_table(titles, rows)]
+    section = ["## Result", "", *table(titles, rows)]
     if len(np.unique(metrics.validation["target_tokens"])) > 1:
         note = (
             "The validations do not all cover the same tokens: compare losses with the same number. "
@@ -155,7 +157,8 @@ def _loss_row(title: str, row: np.void, bits_per_byte: float) -> list[str]:
     return [title, f"{row['step']:,}", _number(loss, ".6f"), perplexity, bits, f"{row['target_tokens']:,}"]
 
 
-def _chart_section() -> list[str]:
+def chart_section() -> list[str]:
+    """The charts, as links."""
     return [
         "## Charts",
         "",
@@ -187,12 +190,13 @@ def _run_section(metrics: Metrics, config: dict[str, Any]) -> list[str]:
         last = metrics.train[-1]
         seconds, tokens = float(last["seconds"]), int(last["tokens"])
         rows.append(("Tokens seen", f"{tokens:,}"))
-        rows.append(("Training time", _duration(seconds)))
+        rows.append(("Training time", duration(seconds)))
         rows.append(("Throughput", _throughput(tokens, seconds)))
-    return ["## Run", "", *_table(("", ""), rows)]
+    return ["## Run", "", *table(("", ""), rows)]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time for people."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -203,7 +207,7 @@ def _throughput(tokens: float, seconds: float) -> str:
     return f"{tokens / seconds:,.0f} tokens/s" if seconds > 0 else "not known"
 
 
-def _place_section(metrics: Metrics) -> list[str]:
+def place_section(metrics: Metrics) -> list[str]:
     """Where the run went: a row for its start and for each resume, with the throughput up to the next."""
     begins = metrics.events_named("start", "resume")
     if not begins:
@@ -219,10 +223,10 @@ def _place_section(metrics: Metrics) -> list[str]:
         speed = _throughput(tokens[end] - tokens[first], seconds[end] - seconds[first])
         rows.append((f"step {begin['step']:,}{checkpoint}", layout, *place, speed))
     titles = ("From", "Layout", "Machine", "Device", "PyTorch", "Speed")
-    return ["## Layouts and machines", "", *_table(titles, rows)]
+    return ["## Layouts and machines", "", *table(titles, rows)]
 
 
-def _change_section(metrics: Metrics) -> list[str]:
+def change_section(metrics: Metrics) -> list[str]:
     """What resumptions changed; of several at one step only the last was trained on with."""
     resumes = {event["step"]: event for event in metrics.events_named("resume")}
     rows = [
@@ -230,7 +234,7 @@ def _change_section(metrics: Metrics) -> list[str]:
         for step, event in resumes.items()
         for key, values in (event.get("changed") or {}).items()
     ]
-    return ["## Changed on the way", "", *_table(("From", "Key", "Before", "After"), rows)] if rows else []
+    return ["## Changed on the way", "", *table(("From", "Key", "Before", "After"), rows)] if rows else []
 
 
 def _gradient_section(metrics: Metrics, clip_norm: float | None) -> list[str]:
@@ -253,7 +257,7 @@ def _gradient_section(metrics: Metrics, clip_norm: float | None) -> list[str]:
         rows.append(("Gradient norm before clipping, median", f"{middle:.4g}"))
         rows.append(("99th percentile", f"{high:.4g}"))
         rows.append(("largest", f"{largest['grad_norm']:.4g} at step {largest['step']:,}"))
-    return ["## Gradients", "", *_table(("", ""), rows)]
+    return ["## Gradients", "", *table(("", ""), rows)]
 
 
 def _share(count: int, total: int) -> str:
@@ -274,4 +278,4 @@ def _sample_section(metrics: Metrics) -> list[str]:
     sample = samples[-1]
     prompt, text = str(sample.get("prompt", "")), str(sample.get("text", ""))
     title = f"Step {sample['step']:,}, prompt:"
-    return ["## Sample", "", title, "", _fenced(prompt), "", "Text:", "", _fenced(text)]
+    return ["## Sample", "", title, "", fenced(prompt), "", "Text:", "", fenced(text)]

@@ -27,7 +27,7 @@ SECONDS_TO_WAIT_FOR_LOCK = 5.0
 LAUNCH = ".launch"
 OURS = re.compile(
     r"step_\d+|latest|best|config\.yaml|metrics\.jsonl|report\.md|(loss|grad_norm|learning_rate)\.png"
-    r"|\.(lock|launch)|\..*\.(new|partial|old)"
+    r"|hub|\.(lock|launch)|\..*\.(new|partial|old)"
 )
 """Names that a run's folder has from us."""
 
@@ -191,10 +191,14 @@ def launch() -> str:
     return f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}"
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this process in place of one that failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def begun_by_this_launch(folder: Path) -> bool:
     """Whether torchrun has restarted what it had begun itself."""
-    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return restarted and (folder / LAUNCH).is_file() and (folder / LAUNCH).read_text() == launch()
+    return restarted() and (folder / LAUNCH).is_file() and (folder / LAUNCH).read_text() == launch()
 
 
 def _is_trifle(path: Path) -> bool:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
+from training.background_upload import BackgroundUploads
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint import FOR_THE_MODEL, TrainingState, problem_of
 from training.config import REPOSITORY, RunConfig
@@ -49,6 +50,8 @@ class Session:
     byte_lengths: NDArray[np.int64] | None
     dataset_revision: str | None
     log: RunLog
+    uploads: BackgroundUploads | None
+    """Of the process that saves, where hub.every is set."""
 
     @property
     def config(self) -> RunConfig:
@@ -92,6 +95,7 @@ def build(
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
     gradients = gradient_sums(SequenceLoss(model), group, config.bitwise)
+    log = RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     return Session(
         folder=folder,
@@ -102,8 +106,16 @@ def build(
         tokenizer=tokenizer,
         byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
         dataset_revision=revision,
-        log=RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm),
+        log=log,
+        uploads=uploads_of(config, folder, log) if process.is_main else None,
     )
+
+
+def uploads_of(config: RunConfig, folder: Path, log: RunLog) -> BackgroundUploads | None:
+    """What uploads the state during the run, where that is wanted."""
+    if config.hub.repo is None or not config.hub.every:
+        return None
+    return BackgroundUploads(folder, config.hub.repo, config.hub.private, log)
 
 
 def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> str | None:

@@ -1,0 +1,229 @@
+"""A model on its way to the Hub: its export, its page, charts, config, metrics and TensorBoard's events in a folder.
+
+checkpoints/<run>/hub/     what was uploaded last, or what could not be
+"""
+
+import json
+import re
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from training.charts import draw_charts
+from training.checkpoint import FOR_THE_MODEL, find_checkpoint
+from training.config import LICENCE_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
+from training.config_file import INTERVENTIONS
+from training.data import tokenizer_file
+from training.errors import RunError, UserError
+from training.export import Dtype, export_model
+from training.hub_upload import Destination, Say, files_of, upload_files
+from training.metrics import RunLog
+from training.metrics_file import Metrics, read_metrics
+from training.model_card import Described, model_card
+from training.restore import read_state
+from training.run_folder import CONFIG, METRICS
+from training.tensorboard import FILE, event_file
+from training.yaml_reader import read_yaml, yaml_text
+
+HUB = "hub"
+STALE = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"),
+    *("pytorch_model.bin", "model.safetensors.index.json", "loss.png", "grad_norm.png", "learning_rate.png", METRICS),
+)
+"""What an earlier upload may have left in a repository and would mislead who loads this one."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """What is pushed, and where to."""
+
+    checkpoint: Path
+    config: RunConfig
+    repository: str
+    private: bool = True
+    """Of a repository that is made."""
+    licence: str | None = None
+    """As the Hub calls it."""
+    tokenizer: Path | None = None
+    description: Path | None = None
+    """The dataset's dataset.json; it need not exist."""
+    dtype: Dtype = "float32"
+    branch: str = "main"
+    output: Path | None = None
+    """A new folder to build in, instead of the run's `hub`."""
+
+    @property
+    def run(self) -> Path | None:
+        """The run's folder; None for a checkpoint that lies in none."""
+        folder = self.checkpoint.parent
+        return folder if (folder / CONFIG).is_file() else None
+
+    @property
+    def name(self) -> str:
+        """The run's name, or that of a checkpoint without a run."""
+        return (self.run or self.checkpoint).resolve().name
+
+    def again(self) -> str:
+        """The command that repeats this push."""
+        place = self.run or self.checkpoint
+        name = place.name if place.parent == REPOSITORY / "checkpoints" else str(place.resolve())
+        if self.run is not None and (self.run / "latest").resolve() != self.checkpoint.resolve():
+            name = f"{name}/{self.checkpoint.name}"
+        words = ["isobatch", "push", name, self.repository, *([] if self.private else ["--public"])]
+        options = {"--licence": self.licence, "--branch": self.branch, "--dtype": self.dtype}
+        defaults = {"--branch": "main", "--dtype": "float32"}
+        for option, value in options.items():
+            words += [] if value in (None, defaults.get(option)) else [option, str(value)]
+        return shlex.join(words)
+
+
+def check_options(repository: str, licence: str | None, which: str = "last", dtype: str = "float32") -> None:
+    """Checks the words of the command line that would otherwise fail late.
+
+    Raises:
+        UserError: naming the option.
+    """
+    if problem := repository_problem(repository):
+        raise UserError(f"REPO: {problem}")
+    for option, value, known in (("--checkpoint", which, ("last", "best")), ("--dtype", dtype, get_args(Dtype))):
+        if value not in known:
+            raise UserError(f"{option}: must be one of {', '.join(known)}, got {value!r}")
+    if licence is not None and not re.fullmatch(LICENCE_PATTERN, licence):
+        raise UserError(f"--licence: must be the Hub's name of a licence, such as apache-2.0, got {licence!r}")
+
+
+def push_model(push: Push, say: Say) -> str:
+    """Builds the folder and uploads it; returns the sha of the commit.
+
+    Raises:
+        UserError: the folder cannot be built there, or the checkpoint is damaged.
+        RunError: the upload has failed for good; the folder is whole, and the message says how to repeat it.
+    """
+    folder = build_folder(push, say)
+    step = read_state(push.checkpoint).step
+    to = Destination(push.repository, private=push.private, branch=push.branch)
+    try:
+        return upload_files(files_of(folder), to, f"{push.name}, step {step:,}", say, STALE)
+    except RunError as failure:
+        raise RunError(
+            f"{failure}; nothing is lost, {folder} holds what was to be uploaded; to try again: {push.again()}"
+        ) from failure
+
+
+def push_run(folder: Path, config: RunConfig, datasets: Path, log: RunLog, step: int) -> None:
+    """Pushes a finished run's last checkpoint to hub.repo, unless that has been done; one process does this.
+
+    Args:
+        folder: checkpoints/<run>.
+        config: the run's.
+        datasets: the folder of the datasets.
+        log: of the run, which is told of the commit.
+        step: the run's last.
+    """
+    repository = config.hub.repo
+    assert repository is not None, "a run without hub.repo is not pushed"
+    done = read_metrics(folder / METRICS).events_named("pushed")
+    if any(event["step"] == step and event.get("repository") == repository for event in done):
+        return
+    push = Push(
+        checkpoint=find_checkpoint(folder, "latest", FOR_THE_MODEL).path,
+        config=config,
+        repository=repository,
+        private=config.hub.private,
+        licence=config.hub.licence,
+        tokenizer=tokenizer_file(config.data, datasets),
+        description=datasets / config.data.dataset / "dataset.json",
+    )
+    log.event(step, "pushed", repository=repository, commit=push_model(push, log.say))
+
+
+def build_folder(push: Push, say: Say) -> Path:
+    """Writes the folder that is uploaded; it appears when it is whole.
+
+    Raises:
+        UserError: `output` holds something, there is no place for the folder, or the checkpoint is damaged.
+        RunError: the disk refuses.
+    """
+    if push.output is None and push.run is None:
+        raise UserError(f"{push.checkpoint}: lies in no run's folder; give a folder for the upload with --output")
+    folder = push.output or push.run / HUB  # type: ignore[operator]  # one of them is there
+    if push.output is not None and push.output.exists():
+        raise UserError(f"{push.output}: exists already; nothing is overwritten: choose another --output")
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, push.description)
+        say(exported.check)
+        if push.tokenizer is None:
+            say("without a tokenizer: the run has none")
+        for name, content in _more_files(push, exported.check).items():
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            (partial / name).write_bytes(content)
+        if folder.is_dir():
+            replaced = folder.rename(folder.with_name(f".{folder.name}.old"))
+            shutil.rmtree(replaced)
+        partial.rename(folder)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error}); make room, then: {push.again()}") from error
+    return folder
+
+
+def _more_files(push: Push, check: str) -> dict[str, bytes]:
+    """What lies in the folder besides the export; from the run's records, where there are any."""
+    metrics, files = None, {}
+    if push.run is not None and (push.run / METRICS).is_file():
+        metrics = read_metrics(push.run / METRICS)
+        files = {METRICS: (push.run / METRICS).read_bytes(), f"runs/{push.name}/{FILE}": event_file(metrics)}
+        files |= draw_charts(metrics, push.name, push.config.optimizer.clip_norm)
+    files[CONFIG] = yaml_text(config_mapping(push.config)).encode()
+    files["README.md"] = model_card(_described(push, metrics, check)).encode("utf-8", errors="replace")
+    return files
+
+
+def _described(push: Push, metrics: Metrics | None, check: str) -> Described:
+    known = read_yaml(INTERVENTIONS)
+    return Described(
+        repository=push.repository,
+        run=push.name,
+        step=read_state(push.checkpoint).step,
+        config=push.config,
+        metrics=metrics,
+        check=check,
+        dataset=read_description(push.description),
+        interventions={name: known[name]["description"] for name in push.config.interventions if name in known},
+        has_tokenizer=push.tokenizer is not None,
+        licence=push.licence,
+        base_model=base_model_of(push.run),
+    )
+
+
+def base_model_of(run: Path | None) -> str | None:
+    """The repository on the Hub whose weights a run began with, perhaps by way of other runs' `init_from`.
+
+    None where there is none, or where the folders of those runs are gone.
+    """
+    passed: set[Path] = set()
+    while run is not None and run not in passed:
+        passed.add(run)
+        if (run / METRICS).is_file():
+            for event in read_metrics(run / METRICS).events_named("import"):
+                return str(event["source"]) if event.get("revision") else None
+        init_from = read_yaml(run / CONFIG).get("init_from") if (run / CONFIG).is_file() else None
+        run = (REPOSITORY / init_from).resolve().parent if init_from else None
+    return None
+
+
+def read_description(path: Path | None) -> dict[str, Any]:
+    """A dataset's dataset.json; nothing where there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if path is None or not path.is_file():
+        return {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path}: is not a description of a dataset ({error}); restore the file") from None
