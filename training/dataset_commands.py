@@ -74,7 +74,13 @@ def prepare(
     from training.prepare import prepare as make
 
     options = Options(tokenizer, train_bpe, as_bytes, text_key, _unescaped(separator), validation_share, decontaminate)
-    make(sources, output, options, revision, files or [], workers or len(os.sched_getaffinity(0)))
+    make(sources, output, options, revision, files or [], workers or _cores())
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    # Not on every system can a process be kept to some of them.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(sources: list[str], as_json: bool) -> None:
