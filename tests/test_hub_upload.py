@@ -256,6 +256,21 @@ def test_what_cannot_pass_is_one_sentence_at_once(
     assert sum(path in request.path for request in hub.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(401, "the Hub does not know the token (HTTP 401)"), (403, "the token may not write there")],
+)
+def test_a_refusal_to_xet_is_one_sentence_at_once(
+    hub: FakeHub, client: Client, folder: Path, status: int, expected: str
+) -> None:
+    """Its part of the client has exceptions of its own."""
+    if hub.xet is None:
+        pytest.skip("by git-lfs, nobody asks for a token of Xet's")
+    hub.fail("/xet-write-token/", status)
+    assert client.refusal(folder).startswith(f"{MODEL}: {expected}")
+    assert hub.count("GET", "/xet-write-token/") == 1
+
+
 def test_what_does_not_pass_is_given_up(hub: FakeHub, client: Client, folder: Path) -> None:
     """R86, R88: the remote shows nothing then; the next call succeeds."""
     hub.fail("/commit/", 500)

@@ -258,8 +258,9 @@ def may_pass(error: BaseException) -> bool:
     if isinstance(cause, OfflineModeIsEnabled):
         return False
     network = (HfHubHTTPError.__bases__[0], ConnectionError, TimeoutError)
-    # A page of HTML where the client expects JSON comes from a proxy, or from a Hub in trouble.
-    return isinstance(cause, (*network, json.JSONDecodeError))
+    # A page of HTML where the client expects JSON comes from a proxy, or from a Hub in trouble; a RuntimeError of
+    # unknown cause is Xet's.
+    return isinstance(cause, (*network, json.JSONDecodeError, RuntimeError))
 
 
 def problem_of(error: BaseException) -> str:
