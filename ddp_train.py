@@ -7,6 +7,9 @@
 The functions stand in the order in which a run goes through them.
 """
 
+import training.launcher  # noqa: F401  (first: it takes down who started this process before seconds of imports)
+
+# isort: split
 import math
 import time
 from contextlib import ExitStack

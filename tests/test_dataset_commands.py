@@ -7,25 +7,23 @@ import subprocess
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
-from small_corpora import contents, isobatch, json_lines, read_dataset, small_texts, start_isobatch
+from small_corpora import GPT2, contents, isobatch, json_lines, read_dataset, small_texts, start_isobatch
 
 from training.corpus import Settings, prepare_documents
 from training.dataset_commands import _unescaped
 from training.sources import find_sources
-from training.vocabulary import byte_vocabulary
+from training.vocabulary import read_vocabulary
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a source of some megabytes, enough to be killed in, and the dataset that comes of it."""
     folder = tmp_path_factory.mktemp("place")
-    words = [f"{text} {number}" for number in range(250) for text in small_texts(60, number % 7)]
+    words = [f"{text} {number}" for number in range(150) for text in small_texts(60, number % 7)]
     (folder / "a.jsonl").write_bytes(json_lines(words))
     sources = find_sources([str(folder / "a.jsonl")], None, [])
-    prepare_documents(sources, folder / "whole", Settings("text", None, 0.01, 5), byte_vocabulary(), 1)
+    prepare_documents(sources, folder / "whole", Settings("text", None, 0.01, 5), read_vocabulary(GPT2), 1)
     return folder
 
 
@@ -42,7 +40,7 @@ def begun(place: Path, name: str, *options: object) -> "subprocess.Popen[str]":
 
 
 def arguments(place: Path, name: str) -> list[object]:
-    return ["prepare", place / "a.jsonl", "--output", place / name, "--bytes", "--decontaminate", 5]
+    return ["prepare", place / "a.jsonl", "--output", place / name, "--tokenizer", GPT2, "--decontaminate", 5]
 
 
 def processes_of(group: int) -> list[str]:
@@ -107,6 +105,7 @@ def test_two_at_once_are_not_in_each_other_s_way(place: Path) -> None:
     assert contents(place / "twice") == contents(place / "whole")
 
 
+@pytest.mark.slow
 def test_a_dataset_from_the_command_line_is_checked_by_it(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n\ntwo\n\nthree")
     output = tmp_path / "set"
@@ -117,24 +116,27 @@ def test_a_dataset_from_the_command_line_is_checked_by_it(tmp_path: Path) -> Non
     assert read_dataset(output) == {"train": ["one", "two", "three"]}
     done = isobatch("prepare", "--check", output)
     assert done.stdout == f"{output}: is whole: train 14 tokens, ids up to 256 in a vocabulary of 257\n"
-    save_file({"tokens": np.array([1, 257], dtype=np.uint16)}, output / "train.safetensors")
-    done = isobatch("prepare", "--check", output, "--json", status=2)
-    checked = json.loads(done.stdout)
-    assert done.stderr == ""
-    assert (checked["folder"], checked["vocab_size"], checked["splits"]) == (str(output), 257, {})
-    [problem] = checked["problems"]
-    assert isobatch("prepare", "--check", output, status=2).stderr == f"error: {problem}\n"
 
 
-def test_several_problems_are_told_together(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_all_problems_of_several_datasets_are_told_together(tmp_path: Path) -> None:
+    """As lines, or with --json as one object a dataset; status 2."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
+    problems = [f"{tmp_path / name}/train.safetensors: there is no such file; download or prepare the dataset again"
+                for name in ("a", "b")]  # fmt: skip
     done = isobatch("prepare", "--check", tmp_path / "a", tmp_path / "b", status=2)
-    assert done.stderr.splitlines() == [
-        "error: 2 problems:",
-        *(f"{tmp_path / name}/train.safetensors: there is no such file; download or prepare the dataset again"
-          for name in ("a", "b")),
-    ]  # fmt: skip
+    assert done.stderr.splitlines() == ["error: 2 problems:", *problems]
+    one = isobatch("prepare", "--check", tmp_path / "a", "--json", status=2)
+    assert one.stderr == ""
+    assert json.loads(one.stdout) == {
+        "folder": str(tmp_path / "a"),
+        "problems": problems[:1],
+        "vocab_size": None,
+        "end_of_text": None,
+        "described": False,
+        "splits": {},
+    }
 
 
 def test_a_missing_output_is_named(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """Which process this is, and what the processes of a run share."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from known_model import SMALL
 from ranks import ALONE, on_ranks
 
 from model.gpt import build_gpt
-from training.distributed import Group, Process, use_all_cores
+from training.config import REPOSITORY
+from training.distributed import Group, Process, agreed_name, use_all_cores
 from training.errors import UserError
 from training.loss import SequenceLoss
 
@@ -189,25 +191,49 @@ def test_cores_are_shared_where_the_launcher_would_leave_them_idle(
         torch.set_num_threads(before)
 
 
-LAUNCHER = """
-import subprocess, sys, time
-worker = subprocess.Popen([sys.executable, "-c", '''
-import time
-from training.distributed import leave_with_launcher
-leave_with_launcher()
-print("ready", flush=True)
-time.sleep(60)
-'''])
-time.sleep(60)
+def test_ranks_agree_on_a_name_that_no_ended_start_has_used() -> None:
+    """torchrun's store outlives its workers: an answer of the rank 0 before is one to a rank that is no more."""
+    store = dist.HashStore()
+    names = []
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            given = [pool.submit(agreed_name, store, rank, 3) for rank in (1, 2, 0)]
+        (name,) = {future.result() for future in given}
+        names.append(name)
+    assert len(set(names)) == 3
+
+
+RESTARTED = """
+import os, signal, time
+from training.distributed import Process
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+process = Process.from_environment()
+with process.group() as group:
+    def answer():
+        time.sleep(1)  # the other rank asks before there is a new answer
+        return attempt
+    got = group.first("answer", answer)
+    print(f"attempt {attempt} rank {process.rank} got {got}", flush=True)
+    group.first("both have printed", lambda: time.sleep(1))
+    if attempt == 0 and process.is_main:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if attempt == 0:
+        time.sleep(60)
 """
 
 
-def test_a_worker_ends_with_its_launcher() -> None:
-    """Killed, so that it cannot end its workers itself; the pipe closes when the last process that holds it is gone."""
-    with subprocess.Popen([sys.executable, "-c", LAUNCHER], stdout=subprocess.PIPE, text=True) as launcher:
-        assert launcher.stdout is not None
-        assert launcher.stdout.readline() == "ready\n"
-        launcher.send_signal(signal.SIGKILL)
-        killed = time.monotonic()
-        assert launcher.stdout.read() == ""
-        assert time.monotonic() - killed < 10
+@pytest.mark.slow
+def test_after_a_restart_nobody_gets_what_was_said_before(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(RESTARTED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", "--max-restarts=1"]
+    done = subprocess.run(
+        [*command, str(program)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = [f"attempt {attempt} rank {rank} got {attempt}" for attempt in (0, 1) for rank in (0, 1)]
+    assert sorted(done.stdout.splitlines()) == expected

@@ -23,6 +23,7 @@ from small_exports import (
     run_config,
     save_noisy,
     without_transformers,
+    write_gpt2_tokenizer,
     write_tokenizer,
 )
 from torch import Tensor
@@ -204,6 +205,19 @@ def test_r95_rows_without_a_token_are_never_sampled(exports: Exports) -> None:
     assert len(set(drawn)) > 50, "at temperature 5 most ids come up"
     assert exports.json("padded", "generation_config.json")["suppress_tokens"] == list(range(TOKENS, TOKENS + 31))
     assert "suppress_tokens" not in exports.json("untied-bias", "generation_config.json")
+
+
+def test_r95_gpt2s_vocabulary_padded_to_50304(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R95: the usual padding, with GPT-2's own tokenizer, whose last token ends a text."""
+    without_transformers(tmp_path, monkeypatch)
+    model = dataclasses.replace(SHAPE, vocab_size=50304, n_layers=1)
+    checkpoint = save_noisy(tmp_path / "run", model)
+    tokenizer = write_gpt2_tokenizer(tmp_path / "data")
+    folder = export_model(checkpoint, run_config(model), tmp_path / "out", tokenizer=tokenizer).folder
+    assert len(load_file(folder / "model.safetensors")["lm_head.weight"]) == 50304
+    config, generation = (json.loads((folder / f"{name}.json").read_text()) for name in ("config", "generation_config"))
+    assert (config["vocab_size"], config["eos_token_id"]) == (50304, 50256)
+    assert generation["suppress_tokens"] == list(range(50257, 50304))
 
 
 @pytest.mark.slow

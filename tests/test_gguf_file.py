@@ -1,5 +1,6 @@
 """GGUF files, run by llama.cpp in a process of its own."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -8,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from small_exports import PADDED, SHAPE, TOKENS, VARIANTS, run_config, save_noisy, write_tokenizer
+from small_exports import (
+    PADDED,
+    SHAPE,
+    TOKENS,
+    VARIANTS,
+    run_config,
+    save_noisy,
+    write_gpt2_tokenizer,
+    write_tokenizer,
+)
 from tokenizers import Tokenizer, pre_tokenizers
 
 from training.errors import UserError
@@ -16,11 +26,11 @@ from training.export import write_export
 from training.restore import load_model
 from training.tokenizer import load_tokenizer
 
-TEXT = "Every effort moves 314 you\n"
+TEXT = "Every effort moves 314 you\n\n  naïve 東京 it's<|endoftext|>x"
 # Token by token: the log-probabilities of all tokens after each beginning of the ids. The bias only chooses the token
 # that is taken, an ASCII one: of one that is no UTF-8 text by itself, llama.cpp gives no probabilities.
 PROGRAM = """
-import json, sys
+import json, sys, urllib.request
 import xllamacpp as llama
 
 path, text, ids, rows, letter = json.loads(sys.stdin.read())
@@ -37,15 +47,16 @@ for stop in range(1, len(ids) + 1):
     done = server.handle_completions({"prompt": ids[:stop], **asked})
     (content,) = done["choices"][0]["logprobs"]["content"]
     answers.append({entry["id"]: entry["logprob"] for entry in content["top_logprobs"]})
-counted = server.handle_completions({"prompt": text, **asked})["usage"]["prompt_tokens"]
-print(json.dumps([answers, counted]))
+body = json.dumps({"content": text, "parse_special": True}).encode()
+request = urllib.request.Request(server.listening_address + "/tokenize", body, {"Content-Type": "application/json"})
+print(json.dumps([answers, json.load(urllib.request.urlopen(request, timeout=20))["tokens"]]))
 """
 
 
 def write(folder: Path, name: str, dtype: str = "float32", **options: Any) -> Path:
-    config = {**VARIANTS, "padded": PADDED}[name]
+    config = options.pop("config", None) or {**VARIANTS, "padded": PADDED}[name]
     checkpoint = save_noisy(folder / "run", config)
-    tokenizer = options.pop("tokenizer", write_tokenizer(folder / "data"))
+    tokenizer = options["tokenizer"] if "tokenizer" in options else write_tokenizer(folder / "data")
     output = options.pop("output", folder / "out" / "model.gguf")
     description = folder / "data" / "dataset.json"
     written = write_export(checkpoint, run_config(config), output, "gguf", dtype, tokenizer, description)
@@ -53,8 +64,8 @@ def write(folder: Path, name: str, dtype: str = "float32", **options: Any) -> Pa
     return written.folder / written.files[0]
 
 
-def ask_llama(path: Path, ids: list[int], rows: int, letter: int) -> tuple[list[dict[str, float]], int]:
-    """Log-probabilities by id after each beginning of `ids`, and how many tokens it makes of TEXT."""
+def ask_llama(path: Path, ids: list[int], rows: int, letter: int) -> tuple[list[dict[str, float]], list[int]]:
+    """Log-probabilities by id after each beginning of `ids`, and the ids that it makes of TEXT."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM],
         input=json.dumps([str(path), TEXT, ids, rows, letter]),
@@ -63,8 +74,8 @@ def ask_llama(path: Path, ids: list[int], rows: int, letter: int) -> tuple[list[
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answers, counted = json.loads(done.stdout.splitlines()[-1])
-    return answers, counted
+    answers, of_text = json.loads(done.stdout.splitlines()[-1])
+    return answers, of_text
 
 
 @pytest.mark.parametrize(
@@ -77,14 +88,25 @@ def test_llama_cpp_computes_what_the_model_computes(tmp_path: Path, name: str, d
     tokenizer = load_tokenizer(tmp_path / "data" / "tokenizer.json")
     ids = tokenizer.encode(TEXT).ids
     model = load_model(tmp_path / "run" / "step_00000003")
-    answers, counted = ask_llama(path, ids, model.config.vocab_size, tokenizer.token_to_id("a"))
-    assert counted == len(ids), "the same text is the same number of tokens"
+    letter = tokenizer.token_to_id("a")
+    assert letter is not None
+    answers, of_text = ask_llama(path, ids[:24], model.config.vocab_size, letter)
+    assert of_text == ids
     with torch.no_grad():
-        ours = model(torch.tensor([ids]))[0].log_softmax(-1)
+        ours = model(torch.tensor([ids[:24]]))[0].log_softmax(-1)
     for expected, answer in zip(ours, answers, strict=True):
         theirs = torch.tensor([answer[str(token)] for token in range(model.config.vocab_size)])
         assert (theirs - expected).abs().max() < tolerance * max(1.0, float(ours.std()))
     assert ours.std() > 0.5
+
+
+@pytest.mark.slow
+def test_gpt2s_own_vocabulary_has_the_same_ids_there(tmp_path: Path) -> None:
+    """50257 tokens, 50000 merges."""
+    config = dataclasses.replace(SHAPE, vocab_size=50257, n_layers=1)
+    tokenizer = write_gpt2_tokenizer(tmp_path / "data")
+    path = write(tmp_path, "gpt2", config=config, tokenizer=tokenizer)
+    assert ask_llama(path, [], 1, 64)[1] == load_tokenizer(tokenizer).encode(TEXT).ids
 
 
 def test_rows_without_a_token_are_marked_as_unused(tmp_path: Path) -> None:

@@ -102,8 +102,9 @@ def test_other_tokenizers_see_each_text_whole(name: str) -> None:
 
 
 def test_bytes_and_trained_ones_are_cut(tmp_path: Path) -> None:
-    for tokenizer in (byte_vocabulary().tokenizer, train_tokenizer(["so so"], 260)):
-        encoder = TextEncoder(tokenizer, 260)
+    for tokenizer, size in ((byte_vocabulary().tokenizer, 257), (train_tokenizer(["so so"], 260), 260)):
+        encoder = TextEncoder(tokenizer, size)
         assert encoder.cuts_at_blanks
+        assert encoder.is_bytes == (size == 257)
         for text in random_texts(100, 40):
             assert encoded(encoder, text) == whole(tokenizer, text)

@@ -4,8 +4,10 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +30,7 @@ def test_a_layout_is_processes_and_microbatch(text: str, expected: tuple[int, in
     assert parse_layout(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "0", "2x0", "x3", "2x3x4", "-1", "two", "1.5", "²"])
+@pytest.mark.parametrize("text", ["", "0", "2x0", "x3", "2x3x4", "-1", "two", "1.5", "²", "9" * 5000])
 def test_what_is_no_layout_is_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"must be a number of processes, or processes x microbatch as in 2x4"):
         parse_layout(text)
@@ -110,6 +112,27 @@ def test_the_whole_command(workplace: Workplace) -> None:
     assert result["same"] is True
     assert layouts[0]["digest"] == layouts[1]["digest"]
     assert layouts[0]["losses"] == layouts[1]["losses"]
+
+
+@pytest.mark.slow
+def test_interrupted_it_says_so_and_ends_what_it_started(workplace: Workplace) -> None:
+    """Though the signal comes to it alone: the pipe closes when the last process that holds it is gone."""
+    command = [sys.executable, "-m", "training.cli", "verify", str(workplace.write_config()), str(workplace.datasets)]
+    with subprocess.Popen(
+        [*command, "--layout", "2", "--layout", "1", "--steps", "16"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "TMPDIR": str(workplace.folder)},
+    ) as process:
+        while not list(workplace.folder.glob("isobatch-verify-*")):
+            assert process.poll() is None, process.communicate()[1]
+            time.sleep(0.05)
+        time.sleep(1)  # torchrun has started its workers, which import PyTorch
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (1, "interrupted\n")
+    assert sorted(path.name for path in workplace.folder.iterdir()) == ["datasets", "run.yaml"]
 
 
 def test_mistakes_are_told_before_anything_starts(workplace: Workplace) -> None:

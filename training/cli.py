@@ -257,11 +257,21 @@ def verify(
 
     from training.config_file import load_run_config
     from training.data import open_training_data, provide_dataset
-    from training.verify import agrees, default_layouts, describe_result, measure, parse_layout, table, tolerance_of
+    from training.verify import (
+        agrees,
+        default_layouts,
+        describe_result,
+        measure,
+        parse_layout,
+        refuse_impossible,
+        table,
+        tolerance_of,
+    )
 
     config = load_run_config(run, overrides or [])
     gpus = torch.cuda.device_count()
     layouts = [parse_layout(text) for text in layout or []] or default_layouts(config, gpus)
+    refuse_impossible(layouts, config)
     tolerance = tolerance_of(config, gpus) if tolerance is None else tolerance
     if config.precision.amp == "fp16" and not gpus:
         raise UserError("precision.amp: fp16 needs a GPU; verify another precision with --set precision.amp=bf16")

@@ -12,6 +12,8 @@ from training.errors import RunError, UserError
 CommandLineError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
+INTERRUPTED = 130
+"""What recent versions of typer make of Ctrl-C; older ones raise Abort."""
 
 
 def run_command(app: typer.Typer) -> Never:
@@ -20,7 +22,10 @@ def run_command(app: typer.Typer) -> Never:
     Of the processes of a run, one speaks; and not again when torchrun starts it again.
     """
     try:
-        sys.exit(app(standalone_mode=False))
+        status = app(standalone_mode=False)
+        if status == INTERRUPTED:
+            raise KeyboardInterrupt
+        sys.exit(status)
     except UserError as mistake:
         _end(f"error: {mistake}", 2)
     except RunError as failure:

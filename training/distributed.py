@@ -7,7 +7,7 @@ collectives, which every process must reach in step, and `first`, where one proc
 
 import json
 import os
-import threading
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.errors import RunError, UserError
+from training.launcher import leave_with_launcher
 
 Result = TypeVar("Result")
 
@@ -81,6 +82,7 @@ class Process:
             leave_with_launcher()
             use_all_cores(self.local_world_size)
             store, _, _ = next(iter(dist.rendezvous("env://")))
+            store = dist.PrefixStore(agreed_name(store, self.rank, self.world_size), store)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         dist.init_process_group(
@@ -192,19 +194,33 @@ class Group:
         )
 
 
-def leave_with_launcher() -> None:
-    """Ends this process, without saving, within a second of torchrun's end.
+def agreed_name(store: dist.Store, rank: int, world_size: int) -> str:
+    """A name that the ranks running now agree on, and none of those before a restart has used.
 
-    torchrun's workers outlive a killed launcher and would go on training on their own.
+    torchrun's agents keep their store when they start the workers again, so what an ended rank 0 has left there would
+    answer for the new one. No variable tells the starts apart: agents count only the restarts that they began.
+    Every rank must call this.
+
+    Args:
+        store: of the launcher.
+        rank: this process's.
+        world_size: ranks that must agree.
     """
-    launcher = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="launcher-watch", daemon=True).start()
+    own = secrets.token_hex(8)
+    if rank > 0:
+        store.set(f"asks/{rank}", own)
+        store.wait([f"name for {own}"], _AS_LONG_AS_IT_TAKES)  # only a rank 0 that has read `own` writes this
+        name = store.get(f"name for {own}").decode()
+        store.set(f"{name}/has/{rank}", "")
+        return name
+    waiting = set(range(1, world_size))
+    while waiting:
+        for other in waiting:
+            if store.check([f"asks/{other}"]):  # may be what an ended process has left: asked again until it is not
+                store.set(f"name for {store.get(f'asks/{other}').decode()}", own)
+        waiting = {other for other in waiting if not store.check([f"{own}/has/{other}"])}
+        time.sleep(0.01)
+    return own
 
 
 def use_all_cores(local_world_size: int) -> None:

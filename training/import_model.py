@@ -89,7 +89,7 @@ def import_model(
 def source_folder(source: str, revision: str | None) -> Iterator[tuple[Path, str | None]]:
     """Gives the folder that a source is in, and the commit if it came from the Hub, into a temporary folder."""
     path = Path(source)
-    if path.is_dir():
+    if source and path.is_dir():
         if revision is not None:
             raise UserError(
                 f"--revision {revision}: is for a model on the Hub, and {source} is a folder here; leave it out"
@@ -97,7 +97,7 @@ def source_folder(source: str, revision: str | None) -> Iterator[tuple[Path, str
         yield path, None
     elif source.startswith((".", os.sep)) or not re.fullmatch(f"{NAME_PATTERN}/{NAME_PATTERN}", source):
         raise UserError(
-            f"{source}: there is no such folder; give one that holds {WEIGHTS}, or a model on the Hub as owner/name, "
+            f"{source!r}: there is no such folder; give one that holds {WEIGHTS}, or a model on the Hub as owner/name, "
             "such as openai-community/gpt2"
         )
     else:
@@ -118,6 +118,7 @@ def imported_config(run: RunConfig, name: str, model: GPTConfig, keeps_tokenizer
     """The config of an imported run: that of another run, but for the model and the tokenizer that its folder keeps."""
     mapping = config_mapping(run)
     mapping |= {"name": name, "init_from": None, "interventions": [], "overrides": []}
+    mapping["hub"] = {**mapping["hub"], "repo": None}
     mapping["model"] = {key: getattr(model, key) for key in mapping["model"]}
     if keeps_tokenizer is not None:
         path = keeps_tokenizer.resolve() / TOKENIZER

@@ -6,6 +6,7 @@ datasets/.NAME.preparing/dataset/         becomes datasets/NAME
 """
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -55,7 +56,7 @@ class Staging:
         self.dataset = folder / "dataset"
         self.ngrams = folder / "ngrams"
         self.progress = self._recorded() or Progress()
-        self._recorded_at = time.monotonic()
+        self._recorded_at = -math.inf  # the first block is recorded at once
         if not self.progress.surveyed:
             shutil.rmtree(self.dataset, ignore_errors=True)
             self.dataset.mkdir()

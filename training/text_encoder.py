@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from training.dataset_files import checked_tokens, token_type
+from training.vocabulary import SMALLEST, byte_vocabulary
 
 # Unicode's White_Space, which is what GPT-2's pattern means by \s; Python's \s has four control characters more.
 BLANKS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -34,6 +35,7 @@ class TextEncoder:
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
         self.item_bytes = token_type("tokenizer.json", vocab_size).itemsize
         self.cuts_at_blanks = cuts_at_blanks(tokenizer)
+        self.is_bytes = vocab_size == SMALLEST and tokenizer.to_str() == byte_vocabulary().tokenizer.to_str()
         self._known: dict[str, bytes] = {}
         self._room = KEPT
 
@@ -43,6 +45,8 @@ class TextEncoder:
         Raises:
             UserError: an id is not in the vocabulary.
         """
+        if self.is_bytes:
+            return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16).tobytes()
         if not self.cuts_at_blanks:
             return self._encoded([text])[0]
         return b"".join(word for piece in pieces(text) for word in self._words(WORD.findall(piece)))

@@ -1,6 +1,7 @@
 """Shows on this machine that a config gives the same run on any layout: some steps of it, in real processes."""
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -69,11 +70,24 @@ def parse_layout(text: str) -> tuple[int, int | None]:
         UserError: it is neither.
     """
     numbers = text.split("x")
-    if len(numbers) > 2 or not all(number.isdecimal() and int(number) for number in numbers):
+    if len(numbers) > 2 or not all(re.fullmatch("[1-9][0-9]{0,5}", number) for number in numbers):
         raise UserError(
             f"--layout {text}: must be a number of processes, or processes x microbatch as in 2x4; give one of these"
         )
     return int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else None
+
+
+def refuse_impossible(layouts: Sequence[tuple[int, int | None]], config: RunConfig) -> None:
+    """Refuses layouts that cannot be compared: fewer than two, or in bitwise mode with another microbatch."""
+    if len(layouts) < 2:
+        raise UserError("--layout: one layout has nothing to be compared with; give at least two")
+    own = config.batch.microbatch
+    for processes, microbatch in layouts if config.bitwise else []:
+        if microbatch not in (None, own):
+            raise UserError(
+                f"--layout {processes}x{microbatch}: with reproducibility: bitwise the microbatch stays the config's, "
+                f"{own}, as another size rounds otherwise; give --layout {processes}"
+            )
 
 
 def tolerance_of(config: RunConfig, gpus: int) -> float:
@@ -96,18 +110,8 @@ def measure(
         steps: to train.
 
     Raises:
-        UserError: a layout is not possible; before anything is started.
         RunError: a launch failed; with what it said.
     """
-    if len(layouts) < 2:
-        raise UserError("--layout: one layout has nothing to be compared with; give at least two")
-    own = config.batch.microbatch
-    for processes, microbatch in layouts if config.bitwise else []:
-        if microbatch not in (None, own):
-            raise UserError(
-                f"--layout {processes}x{microbatch}: with reproducibility: bitwise the microbatch stays the config's, "
-                f"{own}, as another size rounds otherwise; give --layout {processes}"
-            )
     first: Measured | None = None
     weights: dict[str, Tensor] = {}
     for processes, microbatch in layouts:
@@ -175,10 +179,16 @@ def _launch(
     command += [word for override in (*config.overrides, *OFF) for word in ("--set", override)]
     command += ["--microbatch", str(microbatch)] if microbatch is not None else []
     started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if done.returncode:
-        said = next((line for line in done.stderr.splitlines() if line.startswith("error: ")), done.stderr[-2000:])
-        raise RunError(f"{processes} processes: training ended with status {done.returncode}; {said}")
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True) as launcher:
+        try:
+            _, errors = launcher.communicate()
+        except BaseException:
+            launcher.terminate()  # killed, it could not end its workers; leaving `with` waits for it
+            raise
+    if launcher.returncode:
+        said = next((line for line in errors.splitlines() if line.startswith("error: ")), errors[-2000:])
+        raise RunError(f"{processes} processes: training ended with status {launcher.returncode}; {said}")
     return time.monotonic() - started
 
 
