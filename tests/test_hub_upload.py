@@ -23,7 +23,8 @@ from pathlib import Path
 from impatient import hurry
 hurry()
 from training.errors import RunError, UserError
-from training.hub_upload import Destination, check_access, files_of, upload_files
+from training.hub_access import check_access
+from training.hub_upload import Destination, files_of, upload_files
 
 for line in sys.stdin:
     wish = json.loads(line)
