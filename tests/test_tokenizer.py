@@ -134,6 +134,14 @@ def test_tokenizer_and_tokens_are_the_same_each_time() -> None:
     np.testing.assert_array_equal(encode_documents(first, texts), encode_documents(second, texts))
 
 
+@pytest.mark.parametrize("recorded", [-1, 10**12, True, "7", 7.0])
+def test_an_end_of_text_that_is_no_id_is_refused(tokenizer: Tokenizer, tmp_path: Path, recorded: object) -> None:
+    description = tmp_path / "dataset.json"
+    description.write_text(json.dumps({"end_of_text": recorded}))
+    with pytest.raises(UserError, match=r"dataset\.json: end_of_text is .*; it is the id of the token .*; correct it"):
+        end_of_text_id(tokenizer, description)
+
+
 def test_literal_end_of_text_in_a_document_does_not_end_it() -> None:
     texts = ["before <|endoftext|> after", "<|endoftext|>", ""]
     tokenizer = train_tokenizer(texts, 300)

@@ -76,14 +76,19 @@ def end_of_text_id(tokenizer: Tokenizer, description: Path) -> int | None:
         description: the dataset's dataset.json; it need not exist.
 
     Raises:
-        UserError: the description is damaged.
+        UserError: the description is damaged, or names what is no id.
     """
     if description.is_file():
         try:
             recorded = json.loads(description.read_text(encoding="utf-8")).get("end_of_text")
         except (ValueError, AttributeError) as error:
             raise UserError(f"{description}: is not a description of a dataset ({error}); restore the file") from None
-        if isinstance(recorded, int):
+        if recorded is not None:
+            if type(recorded) is not int or not 0 <= recorded < 2**32:
+                raise UserError(
+                    f"{description}: end_of_text is {recorded!r}; it is the id of the token that ends a text, or null; "
+                    "correct it"
+                )
             return recorded
     token: int | None = tokenizer.token_to_id(END_OF_TEXT)
     return token
