@@ -40,7 +40,7 @@ from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
-from training.hub_upload import check_access
+from training.hub_access import check_access
 from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
@@ -119,19 +119,7 @@ def main(
         session = build(config, folder, datasets, microbatch, opening, group)
         state = first_state(session, opening)
         total = session.data.total_steps
-        stop = total if stop_after is None else min(stop_after, total)
-        finished = False
-        if opening.checkpoint is None or state.step < stop:
-            group.first("begin", lambda: begin(folder, opening))
-            announce(session, opening, state)
-            state = train(session, with_comparable_best(state, opening.changed), stop)
-        else:
-            session.log.say(nothing_left(session, opening, state))
-            finished = group.first("finished", lambda: state.step < total or is_finished(folder, state.step))
-            if not finished:  # it was killed between its last checkpoint and the end
-                group.first("mend", lambda: cut_back(folder / METRICS, state.step))
-        if not finished:
-            group.first("finish", lambda: finish(session, state))
+        state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
 
@@ -144,6 +132,23 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
         print("\n".join([*plan_lines(config, layout, total_steps, process.device.type, documents), *remarks]))
+
+
+def carry_out(session: Session, opening: Opening, state: TrainingState, stop: int) -> TrainingState:
+    """Trains up to update `stop` and writes the result, or does what is missing of that; the state then. Collective."""
+    group, folder = session.group, session.folder
+    if opening.checkpoint is None or state.step < stop:
+        group.first("begin", lambda: begin(folder, opening))
+        announce(session, opening, state)
+        state = train(session, with_comparable_best(state, opening.changed), stop)
+    else:
+        session.log.say(nothing_left(session, opening, state))
+        if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):
+            return state
+        # It was killed between its last checkpoint and the end.
+        group.first("mend", lambda: cut_back(folder / METRICS, state.step))
+    group.first("finish", lambda: finish(session, state))
+    return state
 
 
 def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:

@@ -172,6 +172,21 @@ def test_a_tokenizer_is_not_trained_on_what_is_dropped(tmp_path: Path) -> None:
     assert not any("zz" in token for token in read_vocabulary(tmp_path / "set").tokenizer.get_vocab())
 
 
+def test_a_large_vocabulary_is_stored_as_uint32(tmp_path: Path) -> None:
+    """R71: a tokenizer of 70,000 tokens never meets 16 bits."""
+    tokenizer = BYTES.tokenizer.from_str(BYTES.tokenizer.to_str())
+    tokenizer.add_tokens([f"token {number}" for number in range(70_000)])
+    (tmp_path / "tokenizer.json").write_text(tokenizer.to_str())
+    large = read_vocabulary(tmp_path / "tokenizer.json")
+    description = made(
+        tmp_path / "set", [source(tmp_path / "a.jsonl", ["a token 69999"])], Settings("text", None, 0, None), large
+    )
+    tokens = load_file(tmp_path / "set" / "train.safetensors")["tokens"]
+    assert tokens.dtype == np.uint32
+    assert tokens.tolist() == [97, 32, 257 + 69_999, 256]
+    assert description["vocab_size"] == 70_257
+
+
 def test_a_split_without_a_document_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one document")
     [text] = find_sources([str(tmp_path / "a.txt")], None, [])

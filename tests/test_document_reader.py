@@ -12,7 +12,7 @@ from small_corpora import SEPARATOR, json_lines, small_texts, write_sources
 
 from training import document_reader
 from training.document_reader import read_documents
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.sources import SourceFile
 
 
@@ -149,5 +149,8 @@ def test_a_missing_package_is_named_with_its_remedy(
     assert f"needs the package {module}; install it with: pip install -e '.[data]'" in sentence
 
 
-def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
-    assert ": cannot be read (No such file or directory)" in refusal(tmp_path / "a.txt")
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_disk_that_fails_is_no_mistake_of_the_user_s(tmp_path: Path, name: str) -> None:
+    """So what has been done is kept."""
+    with pytest.raises(RunError, match=rf"{name}: cannot be read \(No such file or directory\); then the same command"):
+        read(tmp_path / name)

@@ -48,8 +48,8 @@ def test_links_lead_somewhere() -> None:
 
 def test_each_module_has_its_tests() -> None:
     """tests/test_<module>.py one to one."""
-    # Tested in test_cli.py, test_config.py, test_runs.py and test_export_check.py.
-    elsewhere = ("errors", "command", "config_check", "session", "load_with_transformers")
+    # Tested in test_cli.py, test_config.py, test_runs.py, test_export_check.py, test_push.py and test_hub_upload.py.
+    elsewhere = ("errors", "command", "config_check", "session", "load_with_transformers", "hub_commands", "hub_access")
     for path in [*REPOSITORY.glob("model/[a-z]*.py"), *REPOSITORY.glob("training/[a-z]*.py")]:
         if path.stem not in elsewhere:
             assert (REPOSITORY / "tests" / f"test_{path.stem}.py").exists(), f"{path.stem} has no tests of its own"
@@ -84,6 +84,7 @@ def test_commands_of_the_readme(tmp_path: Path, python_library: Path) -> None:
         else:
             words[:1] = [sys.executable, "-m", "training.cli"]
             words += ["--steps", "1"] if "verify" in words else []
+            words += ["--dry-run"] if "push" in words else []
         done = subprocess.run(words, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         ran += 1

@@ -23,7 +23,8 @@ from pathlib import Path
 from impatient import hurry
 hurry()
 from training.errors import RunError, UserError
-from training.hub_upload import Destination, check_access, files_of, upload_files
+from training.hub_access import check_access
+from training.hub_upload import Destination, files_of, upload_files
 
 for line in sys.stdin:
     wish = json.loads(line)
@@ -254,6 +255,21 @@ def test_what_cannot_pass_is_one_sentence_at_once(
     hub.fail(path, status)
     assert client.refusal(folder).startswith(f"{MODEL}: {expected}")
     assert sum(path in request.path for request in hub.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(401, "the Hub does not know the token (HTTP 401)"), (403, "the token may not write there")],
+)
+def test_a_refusal_to_xet_is_one_sentence_at_once(
+    hub: FakeHub, client: Client, folder: Path, status: int, expected: str
+) -> None:
+    """Its part of the client has exceptions of its own."""
+    if hub.xet is None:
+        pytest.skip("by git-lfs, nobody asks for a token of Xet's")
+    hub.fail("/xet-write-token/", status)
+    assert client.refusal(folder).startswith(f"{MODEL}: {expected}")
+    assert hub.count("GET", "/xet-write-token/") == 1
 
 
 def test_what_does_not_pass_is_given_up(hub: FakeHub, client: Client, folder: Path) -> None:

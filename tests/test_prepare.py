@@ -2,13 +2,14 @@
 
 import gzip
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, Workplace
 from fake_hub import FakeHub
 from safetensors.numpy import load_file
 from small_corpora import GPT2, contents, isobatch, json_lines, read_dataset, small_texts
@@ -45,6 +46,21 @@ def test_gpt2_s_tokens_of_a_text(tmp_path: Path) -> None:
     prepare([str(tmp_path / "a.txt")], tmp_path / "set", Options(tokenizer=str(GPT2), validation_share=0))
     assert load_file(tmp_path / "set" / "train.safetensors")["tokens"].tolist() == [6109, 3626, 6100, 345, 50256]
     assert json.loads((tmp_path / "set" / "dataset.json").read_text())["vocab_size"] == 50257
+
+
+@pytest.mark.slow
+def test_a_run_trains_on_it(workplace: Workplace) -> None:
+    """And finds its tokenizer: the validation loss is also one in bits per byte, where a token is a byte."""
+    source = workplace.folder / "a.txt"
+    source.write_text("\f".join(small_texts(150)))
+    options = Options(bytes=True, separator="\f", validation_share=0.2)
+    prepare([str(source)], workplace.datasets / "mine", options)
+    data = {"dataset": "mine", "train_tokens": 2 * 512, "validation_start": 0}
+    run = workplace.train_here(workplace.write_config("run", data=data, checkpoint={"every": 2}))
+    assert len(run.losses) == 2
+    [*_, validation] = run.of_kind("validation")
+    assert 5 < validation["loss"] < 6
+    assert 0.95 * validation["loss"] < validation["bits_per_byte"] * math.log(2) < 1.05 * validation["loss"]
 
 
 def test_a_hundredth_of_the_documents_is_for_validation(tmp_path: Path) -> None:

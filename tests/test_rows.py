@@ -1,11 +1,13 @@
 """Token files: every type by value, and everything that a file can have wrong."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from conftest import REPOSITORY
 from safetensors.numpy import save
 from safetensors.torch import save_file as save_torch_file
 from small_configs import write_positions, write_tokens
@@ -25,12 +27,21 @@ def test_every_integer_type_is_read_by_value(tmp_path: Path, dtype: Any) -> None
 
 
 def test_batches_are_int64_inputs_and_targets_of_the_rows_asked_for(tmp_path: Path) -> None:
+    """R81: torch can neither index an embedding with uint16 nor compare it, so no batch has that type."""
     rows = Rows(TokenFile(write_positions(tmp_path / "train.safetensors", 100)), start=10, count=11, context=8)
     inputs, targets = rows.read([3, 0])
     assert inputs.dtype == targets.dtype == torch.int64
     assert inputs.tolist() == [list(range(34, 42)), list(range(10, 18))]
     assert targets.tolist() == [list(range(35, 43)), list(range(11, 19))]
     assert rows.stop == 99
+
+
+def test_r81_the_least_torch_has_the_unsigned_types() -> None:
+    """It is what the package asks for, so pip sees to it: 2.3 brought uint16 and uint32."""
+    stated = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    [least] = [entry.removeprefix("torch>=") for entry in stated if entry.startswith("torch>=")]
+    versions = [tuple(map(int, version.split("+")[0].split(".")[:2])) for version in (least, torch.__version__)]
+    assert (2, 3) <= versions[0] <= versions[1]
 
 
 def test_the_fingerprint_is_that_of_the_file_not_of_the_range(tmp_path: Path) -> None:

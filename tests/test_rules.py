@@ -8,16 +8,12 @@ from conftest import REPOSITORY
 
 SOURCES = [REPOSITORY / "ddp_train.py"]
 SOURCES += [path for folder in ("model", "training") for path in sorted((REPOSITORY / folder).glob("*.py"))]
+HUB = ("hub", "hub_access", "hub_upload", "model_card", "dataset_card")
 # Module: the only files that may import it.
 FEW_PLACES = {
     "torch.distributed": ["training/distributed.py"],
     "yaml": ["training/yaml_reader.py"],
-    "huggingface_hub": [
-        "training/hub.py",
-        "training/hub_upload.py",
-        "training/model_card.py",
-        "training/dataset_card.py",
-    ],
+    "huggingface_hub": [f"training/{name}.py" for name in HUB],
     "fcntl": ["training/lock.py"],
 }
 STANDARD = {"dataclasses", "typing", "math", "collections"}

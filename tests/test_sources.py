@@ -59,6 +59,8 @@ def test_patterns_choose_among_the_files_of_a_folder(tmp_path: Path) -> None:
     assert names(find_sources([str(tmp_path)], None, ["*.md", "test/*"])[0]) == ["README.md", "test/a.jsonl"]
     with pytest.raises(UserError, match=r"has no file that matches x/\* or y and can be read, only README.md, test/a"):
         find_sources([str(tmp_path)], None, ["x/*", "y"])
+    with pytest.raises(UserError, match="--files: chooses in folders and repositories, but all sources are files here"):
+        find_sources([str(tmp_path / "README.md")], None, ["*.md"])
 
 
 def test_several_sources_keep_their_order(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from training.tokenizer import train_tokenizer
 from training.vocabulary import byte_vocabulary, read_vocabulary
 
 # Every blank of Unicode, what Python alone or nobody takes for one, letters, marks, digits, and all that is special.
-ALPHABET = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA1), *range(0x2000, 0x2010), 0x1680, 0x180E, 0xFEFF)]
-ALPHABET += [*" \u2028\u2029\u202f\u205f\u3000", " ", "  ", "\n", "\n\n", "a", "The", "é", "e\u0301", "ß", "日本", "🙂"]
-ALPHABET += ["1", "²", "Ⅷ", "_", ".", "!?", "'", "'s", "'ll", "<|endoftext|>", "#", "def", "self", "\r\n", "\t\t"]
+ALPHABET = [chr(code) for code in (*range(0x21), *range(0x7F, 0xA1), *range(0x2000, 0x2010), 0x1680, 0x180E, 0xFEFF)]
+ALPHABET += ["\u2028", "\u2029", "\u202f", "\u205f", "\u3000", " ", "  ", "\n", "\n\n", "a", "The", "def", "self"]
+ALPHABET += ["é", "e\u0301", "ß", "日本", "🙂", "1", "b2", "(", ")", "x_y", "a'", "²", "Ⅷ", "_", ".", "!?"]
+ALPHABET += ["'", "'s", "'ll", "<|endoftext|>", "#", "\r\n", "\t\t"]
 
 
 def random_texts(count: int, length: int) -> list[str]:

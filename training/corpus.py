@@ -65,7 +65,7 @@ def prepare_documents(
             _survey(place, sources, settings, vocabulary)
         began, before = time.monotonic(), _bytes_read(place.progress)
         vocabulary = read_vocabulary(place.dataset)
-        _tokenize(place, sources, settings, vocabulary, workers)
+        _tokenize(place, output.name, sources, settings, vocabulary, workers)
         speed = (_bytes_read(place.progress) - before) / (time.monotonic() - began) / 1e6
         _check_splits(place.progress, sources, settings)
         if [source.state for source in sources] != states:
@@ -102,7 +102,7 @@ def _survey(place: Staging, sources: Sequence[Source], settings: Settings, vocab
 
 
 def _tokenize(
-    place: Staging, sources: Sequence[Source], settings: Settings, vocabulary: Vocabulary, workers: int
+    place: Staging, name: str, sources: Sequence[Source], settings: Settings, vocabulary: Vocabulary, workers: int
 ) -> None:
     """Writes the token files from where they end."""
     recipe = Recipe(
@@ -114,7 +114,7 @@ def _tokenize(
         settings.decontaminate or 0,
     )
     dtype = token_type(TOKENIZER, vocabulary.size)
-    documents = islice(_documents(sources, settings, place.dataset.name), place.progress.documents, None)
+    documents = islice(_documents(sources, settings, name), place.progress.documents, None)
     place.write(tokenize_blocks(cut_blocks(documents), recipe, workers), dtype)
     if settings.validation_share == 0:
         (place.dataset / "validation.safetensors").unlink()

@@ -11,11 +11,25 @@ import typer
 
 from training.errors import UserError
 
+ShareOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE", help="Of the documents, to validate on; 0 = none.  [default: 0.01; of instructions 0.05]"
+    ),
+]
+WordsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="WORDS",
+        help="Drop training documents that share so many words in a row with the validation split; GPT-3: 13.",
+    ),
+]
+
 
 def prepare(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE...", help="Files, folders, or a dataset on the Hub: owner/name."),
+        typer.Argument(metavar="SOURCE", help="Files, folders, or a dataset on the Hub: owner/name."),
     ],
     output: Annotated[Path | None, typer.Option(help="The new dataset's folder, datasets/NAME.")] = None,
     tokenizer: Annotated[
@@ -32,20 +46,8 @@ def prepare(
     separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help=r"Between two documents of a text file, such as '\n\n'.")
     ] = None,
-    validation_share: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Of the documents, to validate on; 0 = none.  [default: 0.01; of instructions 0.05]",
-        ),
-    ] = None,
-    decontaminate: Annotated[
-        int | None,
-        typer.Option(
-            metavar="WORDS",
-            help="Drop training documents that share so many words in a row with the validation split; GPT-3: 13.",
-        ),
-    ] = None,
+    validation_share: ShareOption = None,
+    decontaminate: WordsOption = None,
     revision: Annotated[str | None, typer.Option(help="A branch, a tag or a commit of the dataset on the Hub.")] = None,
     files: Annotated[
         list[str] | None,
@@ -72,7 +74,13 @@ def prepare(
     from training.prepare import prepare as make
 
     options = Options(tokenizer, train_bpe, as_bytes, text_key, _unescaped(separator), validation_share, decontaminate)
-    make(sources, output, options, revision, files or [], workers or len(os.sched_getaffinity(0)))
+    make(sources, output, options, revision, files or [], workers or _cores())
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    # Not on every system can a process be kept to some of them.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(sources: list[str], as_json: bool) -> None:

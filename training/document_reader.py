@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.sources import SourceFile
 
 LARGEST_DOCUMENT = 64 * 2**20
@@ -42,7 +42,8 @@ def read_documents(file: SourceFile, text_key: str, separator: str | None, progr
     one; its text lies under `text_key`, and null is an empty text.
 
     Raises:
-        UserError: naming the file, and the line, row or byte, that cannot be read.
+        UserError: naming the file, and the line, row or byte, that is wrong.
+        RunError: the disk or the network behind it fails.
     """
     if file.format == "Parquet":
         yield from _parquet_texts(file, text_key, progress)
@@ -150,7 +151,7 @@ def _chunks(file: SourceFile, progress: Progress) -> Iterator[bytes]:
         return
     try:
         yield from _decompressed(raw, _decompressor(file))
-    except UserError:
+    except (UserError, RunError):
         raise
     except Exception as error:  # zstandard's own derives from Exception alone
         raise UserError(f"{file.path}: cannot be decompressed ({error}); fetch or compress it again") from error
@@ -163,7 +164,7 @@ def _raw_chunks(path: Path, progress: Progress) -> Iterator[bytes]:
                 progress(len(chunk))
                 yield chunk
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}); check the file") from error
+        raise RunError(f"{path}: cannot be read ({error.strerror}); then the same command goes on") from error
 
 
 def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor]) -> Iterator[bytes]:

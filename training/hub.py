@@ -122,8 +122,8 @@ def download_source_files(
         assert info.sha is not None, f"the Hub gave no commit for {name}"
         chosen = choose([sibling.rfilename for sibling in info.siblings or []])
         paths = [hf_hub_download(name, file, repo_type="dataset", revision=info.sha) for file in chosen]
-        # So that the cache knows, offline, which commit the branch or tag stands for.
-        hf_hub_download(name, chosen[0], repo_type="dataset", revision=revision)
+        if revision != info.sha:  # so that the cache knows, offline, which commit the branch or tag stands for
+            hf_hub_download(name, chosen[0], repo_type="dataset", revision=revision)
         return info.sha, [(file, Path(path)) for file, path in zip(chosen, paths, strict=True)]
 
 

@@ -34,7 +34,7 @@ def push(
     """Upload a model to the Hugging Face Hub, with its page, charts, config and metrics, in one commit."""
     from training.cli import find_checkpoint_and_config, find_tokenizer_if_any
     from training.config import REPOSITORY
-    from training.hub_upload import check_access
+    from training.hub_access import check_access
     from training.push import Push, build_folder, check_options, push_model
 
     check_options(repository, licence, which, dtype)
@@ -70,7 +70,7 @@ def push_dataset(
     ] = None,
 ) -> None:
     """Upload a dataset to the Hugging Face Hub, checked, with a page, so that others train on the same tokens."""
-    from training.hub_upload import check_access
+    from training.hub_access import check_access
     from training.push import check_options
     from training.push_dataset import push_dataset as push
 

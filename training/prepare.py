@@ -59,7 +59,7 @@ def prepare(
     _check(options)
     sources = find_sources(names, revision, patterns)
     files = [file for source in sources for file in source.files]
-    if not (options.text_key or options.separator) and _holds_instructions(files[0]):
+    if options.text_key is None and _holds_instructions(files[0]):
         _prepare_instructions([file.path for file in files], output, options)
         return
     share = VALIDATION_SHARE if options.validation_share is None else options.validation_share

@@ -91,6 +91,8 @@ def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequenc
         UserError: naming the source, and what it should be.
     """
     found = [_find(source, revision, patterns) for source in sources]
+    if patterns and all(Path(source).is_file() for source in sources):
+        raise UserError("--files: chooses in folders and repositories, but all sources are files here; leave it out")
     if revision is not None and all(source.repository is None for source in found):
         raise UserError("--revision: is one of a dataset on the Hub, but all sources are files here; leave it out")
     return found

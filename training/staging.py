@@ -146,13 +146,13 @@ def staging(output: Path, command: dict[str, Any]) -> Iterator[Staging]:
             refuse_existing(output)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock.held(folder / "lock"))
-            refuse_existing(output)
             place = Staging(folder, command)
         except (lock.BusyError, lock.RemovedError):
             raise UserError(f"{output}: another process is preparing it; wait for it or stop it first") from None
         except OSError as error:
             raise UserError(f"{output.parent}: cannot write there ({error}); choose another folder") from error
         try:
+            refuse_existing(output)  # another process may just have published it
             yield place
             if output.is_dir():  # empty, or refused above
                 output.rmdir()
