@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import REPOSITORY
 from safetensors.torch import load_file, save_file
 from small_exports import SHAPE, noisy_model, run_config, save_noisy, without_transformers, write_tokenizer
 from torch import Tensor
@@ -165,16 +164,6 @@ def test_r92_r96_the_built_in_check_shows_each_fault(folders: Folders, fault: st
         folders.compare(ask_built_in(folders.wrong[fault], folders.question, "reason"))
     right = folders.compare(ask_built_in(folders.right, folders.question, "reason"))
     assert right.startswith("read back by the built-in check, not by transformers (reason): logits within ")
-
-
-@pytest.mark.slow
-def test_transformers_loads_the_folder_despite_our_datasets(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The repository, whose folder `datasets` would hide Hugging Face's library, is kept off the program's path."""
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    monkeypatch.chdir(REPOSITORY)
-    answer = ask_transformers(folders.right, folders.question)
-    assert isinstance(answer, Answer)
-    assert "20 greedy tokens equal, the tokenizer's ids equal" in folders.compare(answer)
 
 
 def test_a_folder_that_transformers_does_not_load_is_a_failure(

@@ -102,8 +102,8 @@ def export_model(
                 vocabulary.save(str(folder / "tokenizer.json"))
                 length = config.model.context_length
                 _write_json(folder / "tokenizer_config.json", _tokenizer_config(vocabulary, end_of_text, length))
-            # For GPT-2 small a minute or two on a CPU.
-            print(f"{output}: written, checking it before it gets its name", file=sys.stderr, flush=True)
+            # For GPT-2 small it takes a minute or two on a CPU.
+            print("the export is written and is now being checked", file=sys.stderr, flush=True)
             check = check_folder(folder, model, vocabulary)
             files = sorted(path.name for path in folder.iterdir())
     except (OSError, SafetensorError) as error:
