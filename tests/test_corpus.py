@@ -230,7 +230,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
 def test_an_interrupted_first_pass_starts_again_and_a_whole_one_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer and the n-grams are kept; the result is that of an undisturbed run."""
+    """The tokenizer and the n-grams are kept, whatever else is half written; the result is that of a whole run."""
     files = [source(tmp_path / "a.jsonl", small_texts())]
     settings = Settings("text", None, 0.2, 4)
     made(tmp_path / "whole", files, settings, 300)
@@ -243,6 +243,16 @@ def test_an_interrupted_first_pass_starts_again_and_a_whole_one_does_not(
             patch.setattr(corpus, name, interrupt)
             with pytest.raises(RunError, match="interrupted"):
                 made(tmp_path / "parts", files, settings, 300)
+
+    def write_half(path: Path, text: str, encoding: str) -> None:
+        path.write_bytes(text.encode(encoding)[: len(text) // 2])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(corpus, "_survey", interrupt)
+        patch.setattr(Path, "write_text", write_half)
+        with pytest.raises(RunError, match="interrupted"):
+            made(tmp_path / "parts", files, settings, 300)
     with monkeypatch.context() as patch:
         patch.setattr(corpus, "_survey", interrupt)
         made(tmp_path / "parts", files, settings, 300)

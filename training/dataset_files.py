@@ -36,7 +36,10 @@ def write_split(
 def write_description(folder: Path, **values: Any) -> None:
     """Writes dataset.json, of a dataset whose tokenizer.json lies beside it."""
     description = {"format": 1, "tokenizer": "tokenizer.json", **values}
-    (folder / "dataset.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    # At once, because a preparation that goes on after a kill reads the one that was there before.
+    new = folder / ".dataset.json.new"
+    new.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+    new.replace(folder / "dataset.json")
 
 
 def write_tokens(path: Path, ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]) -> int:
