@@ -40,12 +40,12 @@ from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
-from training.hub_access import check_access
+from training.hub.hub_access import check_access
+from training.hub.push import push_run
 from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
 from training.plan import plan_lines
-from training.push import push_run
 from training.run_folder import (
     METRICS,
     Opening,

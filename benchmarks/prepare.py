@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.python_library import python_library_documents
+from training.preparation.python_library import python_library_documents
 
 
 def varied_texts(size: int) -> Iterator[str]:

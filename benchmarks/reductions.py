@@ -19,10 +19,10 @@ import numpy as np
 import yaml
 
 from training.charts import BLUE, GREEN, PURPLE, VERMILION
-from training.dataset_files import fraction_of
-from training.instructions import prepare_instructions
 from training.metrics_file import Metrics, read_metrics
-from training.python_library import python_library_documents
+from training.preparation.dataset_files import fraction_of
+from training.preparation.instructions import prepare_instructions
+from training.preparation.python_library import python_library_documents
 from training.tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parent.parent

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from safetensors.numpy import save_file
 
 import ddp_train
-from training.python_library import prepare_python_library
+from training.preparation.python_library import prepare_python_library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

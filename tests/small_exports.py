@@ -12,7 +12,7 @@ from small_corpora import GPT2
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.config import RunConfig
 from training.config_check import config_from_mapping
-from training.foreign_model import read_foreign_tokenizer
+from training.exchange.foreign_model import read_foreign_tokenizer
 from training.tokenizer import train_tokenizer
 
 TEXT = "Every effort moves you, every effort.\nWe'll say: naïve café; 3.14 – “quoted” 東京\n"

@@ -15,8 +15,8 @@ from fake_hub import TOKEN, FakeHub
 from recorded_runs import event, full_run
 from small_checkpoints import save
 
-from training.background_upload import BRANCH, HELD
 from training.checkpoint import find_checkpoint
+from training.hub.background_upload import BRANCH, HELD
 from training.metrics_file import read_metrics
 
 NAME = "tester/model"
@@ -25,7 +25,7 @@ import io, json, sys, time
 from pathlib import Path
 from impatient import hurry
 hurry()
-from training import background_upload
+from training.hub import background_upload
 from training.metrics import RunLog
 
 sys.stderr = said = io.StringIO()

@@ -11,14 +11,14 @@ from safetensors.numpy import load_file, save_file
 from small_corpora import small_texts
 from small_documents import write_documents
 
-from training import check_dataset as module
-from training.check_dataset import check_dataset
-from training.corpus import Settings, prepare_documents
 from training.errors import UserError
-from training.instructions import prepare_instructions
-from training.sources import find_sources
+from training.preparation import check_dataset as module
+from training.preparation.check_dataset import check_dataset
+from training.preparation.corpus import Settings, prepare_documents
+from training.preparation.instructions import prepare_instructions
+from training.preparation.sources import find_sources
+from training.preparation.vocabulary import byte_vocabulary
 from training.tokenizer import train_tokenizer
-from training.vocabulary import byte_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training import contamination
-from training.contamination import NgramWriter, ngram_hashes, open_ngrams, shares_ngram
+from training.preparation import contamination
+from training.preparation.contamination import NgramWriter, ngram_hashes, open_ngrams, shares_ngram
 
 
 def plain_ngrams(text: str, length: int) -> set[tuple[str, ...]]:

@@ -10,13 +10,13 @@ import pytest
 from safetensors.numpy import load_file
 from small_corpora import SEPARATOR, contents, json_lines, read_dataset, small_texts, write_sources
 
-from training import corpus
-from training.corpus import Settings, prepare_documents
-from training.dataset_files import fingerprint, fraction_of
 from training.errors import RunError, UserError
-from training.sources import Source, find_sources
-from training.staging import Staging
-from training.vocabulary import Vocabulary, byte_vocabulary, read_vocabulary
+from training.preparation import corpus
+from training.preparation.corpus import Settings, prepare_documents
+from training.preparation.dataset_files import fingerprint, fraction_of
+from training.preparation.sources import Source, find_sources
+from training.preparation.staging import Staging
+from training.preparation.vocabulary import Vocabulary, byte_vocabulary, read_vocabulary
 
 BYTES = byte_vocabulary()
 SETTINGS = Settings("text", None, 0.2, None)
@@ -104,7 +104,7 @@ def test_neither_format_nor_workers_change_a_byte(tmp_path: Path, monkeypatch: p
     settings = Settings("text", SEPARATOR, 0.2, None)
     expected, fingerprints = None, set()
     for workers, (name, path) in enumerate(files.items(), start=3):
-        monkeypatch.setattr("training.tokenizing.BLOCK", 500 * workers)
+        monkeypatch.setattr("training.preparation.tokenizing.BLOCK", 500 * workers)
         description = made(tmp_path / name, find_sources([str(path)], None, []), settings, BYTES, workers % 3 + 1)
         expected = expected or contents(tmp_path / name)
         assert contents(tmp_path / name) == expected, name

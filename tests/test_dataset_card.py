@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from training.check_dataset import CheckedDataset, CheckedSplit
 from training.config_file import load_run_config
-from training.dataset_card import MARK, DescribedDataset, dataset_card
+from training.hub.dataset_card import MARK, DescribedDataset, dataset_card
+from training.preparation.check_dataset import CheckedDataset, CheckedSplit
 
 DESCRIPTION = {
     "source": [

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from small_corpora import GPT2, contents, isobatch, json_lines, read_dataset, small_texts, start_isobatch
 
-from training.corpus import Settings, prepare_documents
-from training.dataset_commands import _unescaped
-from training.sources import find_sources
-from training.vocabulary import read_vocabulary
+from training.preparation.corpus import Settings, prepare_documents
+from training.preparation.dataset_commands import _unescaped
+from training.preparation.sources import find_sources
+from training.preparation.vocabulary import read_vocabulary
 
 
 @pytest.fixture(scope="module")

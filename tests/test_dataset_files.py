@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from training.dataset_files import staged_folder, write_tokens
 from training.errors import UserError
+from training.preparation.dataset_files import staged_folder, write_tokens
 
 
 @pytest.mark.parametrize("token", [65536, 70000, -1, 2**40])

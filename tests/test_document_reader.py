@@ -10,10 +10,10 @@ import pytest
 import zstandard
 from small_corpora import SEPARATOR, json_lines, small_texts, write_sources
 
-from training import document_reader
-from training.document_reader import read_documents
 from training.errors import RunError, UserError
-from training.sources import SourceFile
+from training.preparation import document_reader
+from training.preparation.document_reader import read_documents
+from training.preparation.sources import SourceFile
 
 
 def read(path: Path, key: str = "text", separator: str | None = SEPARATOR) -> list[str]:

@@ -23,19 +23,21 @@ def tracked() -> list[str]:
 def test_tree_is_true() -> None:
     """Each module is named in README's tree, and nothing is named that is not there."""
     tree = next(text for _, text in BLOCKS if text.startswith("ddp_train.py"))
-    named, folder = set(), ""
+    named, folders = set(), dict[int, str]()
     for line in tree.splitlines():
-        name = line.split()[0]
-        folder = "" if not line.startswith(" ") else folder
-        named.add(folder + name)
-        folder = name if name.endswith("/") else folder
+        name, depth = line.split()[0], len(line) - len(line.lstrip())
+        name = "".join(folders[outer] for outer in sorted(folders) if outer < depth) + name
+        named.add(name)
+        folders = {outer: path for outer, path in folders.items() if outer < depth}
+        if name.endswith("/"):
+            folders[depth] = line.split()[0]
     for name in named:
         assert (REPOSITORY / name).exists(), f"README's tree names {name}"
     for name in tracked():
-        module = re.fullmatch(r"(model|training)/\w+\.py", name) and not name.endswith("__init__.py")
+        module = re.fullmatch(r"(model|training)/[\w/]+\.py", name) and not name.endswith("__init__.py")
         assert not module or name in named, f"README's tree lacks {name}"
-    folders = {name.split("/")[0] + "/" for name in tracked() if "/" in name and not name.startswith(".")}
-    assert folders <= named
+    top = {name.split("/")[0] + "/" for name in tracked() if "/" in name and not name.startswith(".")}
+    assert top <= named
 
 
 def test_links_lead_somewhere() -> None:
@@ -50,7 +52,7 @@ def test_each_module_has_its_tests() -> None:
     """tests/test_<module>.py one to one."""
     # Tested in test_cli.py, test_config.py, test_runs.py, test_export_check.py, test_push.py and test_hub_upload.py.
     elsewhere = ("errors", "command", "config_check", "session", "load_with_transformers", "hub_commands", "hub_access")
-    for path in [*REPOSITORY.glob("model/[a-z]*.py"), *REPOSITORY.glob("training/[a-z]*.py")]:
+    for path in [*REPOSITORY.glob("model/[a-z]*.py"), *REPOSITORY.glob("training/**/[a-z]*.py")]:
         if path.stem not in elsewhere:
             assert (REPOSITORY / "tests" / f"test_{path.stem}.py").exists(), f"{path.stem} has no tests of its own"
 

@@ -29,10 +29,10 @@ from small_exports import (
 from torch import Tensor
 
 from model.generation import generate
-from training import export
 from training.errors import RunError, UserError
-from training.export import Exported, export_model
-from training.gpt2_format import to_gpt2
+from training.exchange import export
+from training.exchange.export import Exported, export_model
+from training.exchange.gpt2_format import to_gpt2
 from training.restore import load_model
 from training.tokenizer import END_OF_TEXT, load_tokenizer
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from model.generation import generate
 from model.gpt import GPT
-from training import export_check
 from training.errors import RunError
-from training.export import export_model
-from training.export_check import Answer, ask_built_in, ask_transformers, compare, questions
+from training.exchange import export_check
+from training.exchange.export import export_model
+from training.exchange.export_check import Answer, ask_built_in, ask_transformers, compare, questions
 from training.restore import load_model
 from training.tokenizer import load_tokenizer
 

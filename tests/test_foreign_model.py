@@ -16,8 +16,8 @@ from torch import Tensor
 
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.errors import UserError
-from training.foreign_model import FORERUNNER, ForeignModel, read_foreign_model, read_foreign_tokenizer
-from training.gpt2_format import config_to_gpt2, to_gpt2
+from training.exchange.foreign_model import FORERUNNER, ForeignModel, read_foreign_model, read_foreign_tokenizer
+from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
 from training.tokenizer import load_tokenizer
 
 IDS = torch.randint(281, (2, 16), generator=torch.Generator().manual_seed(7))

@@ -22,7 +22,7 @@ from small_exports import (
 from tokenizers import Tokenizer, pre_tokenizers
 
 from training.errors import UserError
-from training.export import write_export
+from training.exchange.export import write_export
 from training.restore import load_model
 from training.tokenizer import load_tokenizer
 

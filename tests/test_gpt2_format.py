@@ -9,7 +9,14 @@ from small_exports import SHAPE, VARIANTS, noisy_model
 from torch import Tensor
 
 from model.gpt import GPTConfig
-from training.gpt2_format import config_from_gpt2, config_to_gpt2, from_gpt2, has_qkv_bias, to_gpt2, with_prefix
+from training.exchange.gpt2_format import (
+    config_from_gpt2,
+    config_to_gpt2,
+    from_gpt2,
+    has_qkv_bias,
+    to_gpt2,
+    with_prefix,
+)
 
 
 def weights_of(config: GPTConfig) -> dict[str, Tensor]:

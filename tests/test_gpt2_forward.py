@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_exports import SHAPE, VARIANTS, noisy_model
 
-from training.gpt2_format import config_to_gpt2, to_gpt2
-from training.gpt2_forward import gpt2_logits
+from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
+from training.exchange.gpt2_forward import gpt2_logits
 
 IDS = torch.arange(64).view(2, 32) % 41
 

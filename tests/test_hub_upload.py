@@ -23,8 +23,8 @@ from pathlib import Path
 from impatient import hurry
 hurry()
 from training.errors import RunError, UserError
-from training.hub_access import check_access
-from training.hub_upload import Destination, files_of, upload_files
+from training.hub.hub_access import check_access
+from training.hub.hub_upload import Destination, files_of, upload_files
 
 for line in sys.stdin:
     wish = json.loads(line)
@@ -43,7 +43,7 @@ for line in sys.stdin:
 
 
 class Client:
-    """A process that has imported training.hub_upload under the given environment, and uploads on request."""
+    """A process that has imported training.hub.hub_upload under the given environment, and uploads on request."""
 
     def __init__(self, hub: FakeHub, home: Path, **environment: str) -> None:
         home.mkdir()

@@ -21,8 +21,8 @@ from training.cli import evaluate_checkpoint, find_checkpoint_and_config, find_t
 from training.config_file import load_run_config
 from training.data import tokenizer_file
 from training.errors import UserError
-from training.export import export_model
-from training.import_model import LIKE, import_model, imported_config
+from training.exchange.export import export_model
+from training.exchange.import_model import LIKE, import_model, imported_config
 from training.restore import load_model
 from training.run_folder import open_run
 from training.tokenizer import load_tokenizer, train_tokenizer

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 
 from training.document_rows import DocumentRows
 from training.errors import UserError
-from training.instructions import prepare_instructions, read_records
 from training.loss import IGNORED
+from training.preparation.instructions import prepare_instructions, read_records
 from training.rows import TokenFile
 from training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 

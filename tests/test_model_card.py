@@ -12,8 +12,8 @@ from recorded_runs import begin, event, full_run, train_row, validation_row, wri
 from small_configs import small_config
 
 from model.gpt import parameter_count
+from training.hub.model_card import Described, model_card
 from training.metrics_file import read_metrics
-from training.model_card import Described, model_card
 
 DATASET = {"source": "A book", "licence": "CC0-1.0", "kind": "packed", "fingerprint": "f" * 64}
 

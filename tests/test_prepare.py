@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from small_corpora import GPT2, contents, isobatch, json_lines, read_dataset, small_texts
 
 from training.errors import UserError
-from training.prepare import Options, prepare
+from training.preparation.prepare import Options, prepare
 from training.tokenizer import train_tokenizer
 
 RECORDS = [{"prompt": f"What is {n}?", "response": f"It is {n * n}."} for n in range(50)]
@@ -176,5 +176,6 @@ def test_documents_and_tokenizer_from_the_hub(tmp_path: Path, source: str, token
 
 
 def test_the_module_waits_for_no_heavy_import() -> None:
-    program = "import sys, training.prepare; sys.exit(bool({'torch', 'pyarrow', 'huggingface_hub'} & set(sys.modules)))"
+    program = "import sys, training.preparation.prepare\n"
+    program += "sys.exit(bool({'torch', 'pyarrow', 'huggingface_hub'} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True)

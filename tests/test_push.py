@@ -15,8 +15,8 @@ from small_configs import small_config
 from small_push import PUSHED, prepare_push
 from worker import Worker
 
+from training.hub.push import Push, base_model_of
 from training.metrics_file import read_metrics
-from training.push import Push, base_model_of
 
 NAME = "tester/model"
 

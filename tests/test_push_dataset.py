@@ -9,9 +9,9 @@ from conftest import Workplace
 from fake_hub import READ_TOKEN, FakeHub
 from worker import Worker
 
-from training.dataset_card import MARK
-from training.dataset_files import file_digest, fingerprint, write_description, write_split
+from training.hub.dataset_card import MARK
 from training.metrics_file import read_metrics
+from training.preparation.dataset_files import file_digest, fingerprint, write_description, write_split
 from training.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.slow  # for the process that has to start

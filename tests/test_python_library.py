@@ -10,9 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from training import python_library as module
 from training.errors import UserError
-from training.python_library import prepare_python_library, python_library_documents
+from training.preparation import python_library as module
+from training.preparation.python_library import prepare_python_library, python_library_documents
 from training.tokenizer import END_OF_TEXT, load_tokenizer, token_byte_lengths
 
 

@@ -7,13 +7,13 @@ import pytest
 from conftest import REPOSITORY
 
 SOURCES = [REPOSITORY / "ddp_train.py"]
-SOURCES += [path for folder in ("model", "training") for path in sorted((REPOSITORY / folder).glob("*.py"))]
-HUB = ("hub", "hub_access", "hub_upload", "model_card", "dataset_card")
+SOURCES += [path for folder in ("model", "training") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
+HUB = ("hub_client", "hub_access", "hub_upload", "model_card", "dataset_card")
 # Module: the only files that may import it.
 FEW_PLACES = {
     "torch.distributed": ["training/distributed.py"],
     "yaml": ["training/yaml_reader.py"],
-    "huggingface_hub": [f"training/{name}.py" for name in HUB],
+    "huggingface_hub": [f"training/hub/{name}.py" for name in HUB],
     "fcntl": ["training/lock.py"],
 }
 STANDARD = {"dataclasses", "typing", "math", "collections"}

@@ -13,12 +13,12 @@ from conftest import REPOSITORY
 from fake_hub import FakeHub
 
 from training.errors import UserError
-from training.sources import Source, find_sources
+from training.preparation.sources import Source, find_sources
 
 PROGRAM = """
 import json, sys
 from training.errors import UserError
-from training.sources import find_sources
+from training.preparation.sources import find_sources
 for line in sys.stdin:
     name, revision, patterns = json.loads(line)
     try:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from training import staging as module
 from training.errors import RunError, UserError
 from training.lock import held
-from training.staging import Staging, staging
-from training.tokenizing import Block, Counts, Part
+from training.preparation import staging as module
+from training.preparation.staging import Staging, staging
+from training.preparation.tokenizing import Block, Counts, Part
 
 COMMAND: dict[str, Any] = {"sources": [["a", 1]], "tokenizer": "x", "settings": {"separator": None}}
 UINT16 = np.dtype(np.uint16)

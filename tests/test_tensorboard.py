@@ -10,8 +10,8 @@ from recorded_runs import full_run, train_row, validation_row, write_run
 from tensorboardX.crc32c import crc32c
 from tensorboardX.proto.event_pb2 import Event
 
+from training.hub.tensorboard import event_file
 from training.metrics_file import read_metrics
-from training.tensorboard import event_file
 
 
 def masked(content: bytes) -> int:

@@ -8,11 +8,11 @@ import pytest
 from small_corpora import GPT2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from training import text_encoder
 from training.errors import UserError
-from training.text_encoder import TextEncoder, cuts_at_blanks, pieces
+from training.preparation import text_encoder
+from training.preparation.text_encoder import TextEncoder, cuts_at_blanks, pieces
+from training.preparation.vocabulary import byte_vocabulary, read_vocabulary
 from training.tokenizer import train_tokenizer
-from training.vocabulary import byte_vocabulary, read_vocabulary
 
 # Every blank of Unicode, what Python alone or nobody takes for one, letters, marks, digits, and all that is special.
 ALPHABET = [chr(code) for code in (*range(0x21), *range(0x7F, 0xA1), *range(0x2000, 0x2010), 0x1680, 0x180E, 0xFEFF)]

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from training.errors import UserError
-from training.python_library import python_library_documents
+from training.preparation.python_library import python_library_documents
 from training.tokenizer import (
     END_OF_TEXT,
     decode_known,

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from small_corpora import small_texts
 
-from training import tokenizing
-from training.contamination import NgramWriter
-from training.dataset_files import fraction_of
 from training.errors import RunError, UserError
-from training.tokenizing import BlockTokenizer, Counts, Recipe, cut_blocks, tokenize_blocks
-from training.vocabulary import byte_vocabulary
+from training.preparation import tokenizing
+from training.preparation.contamination import NgramWriter
+from training.preparation.dataset_files import fraction_of
+from training.preparation.tokenizing import BlockTokenizer, Counts, Recipe, cut_blocks, tokenize_blocks
+from training.preparation.vocabulary import byte_vocabulary
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from small_corpora import GPT2, small_texts
 from tokenizers import Tokenizer
 
 from training.errors import UserError
+from training.preparation.vocabulary import Sample, Vocabulary, byte_vocabulary, read_vocabulary, trained_vocabulary
 from training.tokenizer import load_tokenizer, token_byte_lengths, train_tokenizer
-from training.vocabulary import Sample, Vocabulary, byte_vocabulary, read_vocabulary, trained_vocabulary
 
 
 def ids(vocabulary: Vocabulary, text: str) -> list[int]:

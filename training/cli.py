@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Never
 import typer
 
 from training.command import run_command
-from training.dataset_commands import prepare
 from training.errors import RunError, UserError
-from training.hub_commands import push, push_dataset
+from training.hub.hub_commands import push, push_dataset
+from training.preparation.dataset_commands import prepare
 
 if TYPE_CHECKING:
     from training.config import RunConfig
@@ -118,7 +118,7 @@ def export(
 ) -> None:
     """Write a model as other programs load it, checked before it gets its name."""
     from training.config import REPOSITORY
-    from training.export import write_export
+    from training.exchange.export import write_export
 
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
@@ -150,7 +150,7 @@ def import_(
 ) -> None:
     """Make a run of a GPT-2 that was trained elsewhere: to evaluate, sample, export or start from."""
     from training.config import REPOSITORY
-    from training.import_model import import_model
+    from training.exchange.import_model import import_model
 
     output, datasets = output or REPOSITORY / "checkpoints", datasets or REPOSITORY / "datasets"
     print(import_model(source, name, like, revision, heads, output, datasets))
@@ -321,7 +321,7 @@ def find_tokenizer(config: "RunConfig", datasets: Path) -> Path:
 def find_tokenizer_if_any(config: "RunConfig", datasets: Path) -> Path | None:
     """The same; None where the run has none."""
     from training.data import tokenizer_file
-    from training.hub import download_tokenizer
+    from training.hub.hub_client import download_tokenizer
 
     path = tokenizer_file(config.data, datasets)
     if path is not None and not path.exists():

@@ -215,14 +215,15 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
     Raises:
         UserError: there is no such dataset or tokenizer, or the dataset on disk is of another revision.
     """
-    from training import hub, python_library
+    from training.hub import hub_client
+    from training.preparation import python_library
 
     folder = datasets / data.dataset
     if not folder.is_dir():
         if data.dataset == python_library.PYTHON_LIBRARY:
             python_library.prepare_python_library(folder)
         elif "/" in data.dataset:
-            hub.download_dataset(data.dataset, data.revision, folder)
+            hub_client.download_dataset(data.dataset, data.revision, folder)
         else:
             raise UserError(
                 f"{folder}: there is no such dataset; data.dataset must name a folder in {datasets}, a dataset on the "
@@ -230,8 +231,8 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
             )
     tokenizer = tokenizer_file(data, datasets)
     if tokenizer is not None and not tokenizer.exists():
-        hub.download_tokenizer(str(data.tokenizer), tokenizer)
-    return hub.recorded_revision(folder, data.revision)
+        hub_client.download_tokenizer(str(data.tokenizer), tokenizer)
+    return hub_client.recorded_revision(folder, data.revision)
 
 
 def tokenizer_file(data: Data, datasets: Path) -> Path | None:

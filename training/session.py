@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
-from training.background_upload import BackgroundUploads
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint import FOR_THE_MODEL, TrainingState, problem_of
 from training.config import REPOSITORY, RunConfig
@@ -27,6 +26,7 @@ from training.distributed import Group
 from training.document_rows import AnyRows
 from training.errors import UserError
 from training.gradients import gradient_sums
+from training.hub.background_upload import BackgroundUploads
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from training.errors import RunError, UserError
-from training.sources import SourceFile
+from training.preparation.sources import SourceFile
 
 LARGEST_DOCUMENT = 64 * 2**20
 READ_AT_ONCE = 2**18

@@ -8,8 +8,8 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer
 
-from training.dataset_files import checked_tokens, token_type
-from training.vocabulary import SMALLEST, byte_vocabulary
+from training.preparation.dataset_files import checked_tokens, token_type
+from training.preparation.vocabulary import SMALLEST, byte_vocabulary
 
 # Unicode's White_Space, which is what GPT-2's pattern means by \s; Python's \s has four control characters more.
 BLANKS = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"

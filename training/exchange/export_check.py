@@ -23,8 +23,8 @@ from model.generation import generate
 from model.gpt import GPT
 from training.config import REPOSITORY
 from training.errors import RunError
-from training.gpt2_forward import gpt2_logits
-from training.load_with_transformers import CANNOT_IMPORT
+from training.exchange.gpt2_forward import gpt2_logits
+from training.exchange.load_with_transformers import CANNOT_IMPORT
 
 TOLERANCE = 1e-7
 """Largest difference of two logits, relative to the largest logit where that is above 1."""

@@ -4,12 +4,12 @@ import os
 import shlex
 from pathlib import Path
 
-from training.check_dataset import check_dataset
-from training.dataset_card import MARK, DescribedDataset, dataset_card
 from training.errors import RunError, UserError
-from training.hub import DATASET_FILES
-from training.hub_upload import Destination, Say, upload_files
-from training.push import read_description
+from training.hub.dataset_card import MARK, DescribedDataset, dataset_card
+from training.hub.hub_client import DATASET_FILES
+from training.hub.hub_upload import Destination, Say, upload_files
+from training.hub.push import read_description
+from training.preparation.check_dataset import check_dataset
 
 CARD = "README.md"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from training import lock
-from training.dataset_files import HEADER_BYTES, TokenType, TokenWriter, refuse_existing
 from training.errors import RunError, UserError
-from training.tokenizing import Block, Counts
+from training.preparation.dataset_files import HEADER_BYTES, TokenType, TokenWriter, refuse_existing
+from training.preparation.tokenizing import Block, Counts
 
 SPLITS = ("train", "validation")
 SECONDS_BETWEEN_RECORDS = 1.0

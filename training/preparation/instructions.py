@@ -13,7 +13,8 @@ import numpy as np
 from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from training.dataset_files import (
+from training.errors import UserError
+from training.preparation.dataset_files import (
     file_digest,
     fingerprint,
     fraction_of,
@@ -21,11 +22,10 @@ from training.dataset_files import (
     write_description,
     write_split,
 )
-from training.document_reader import Progress, check_text, parse_object, read_lines
-from training.errors import UserError
-from training.sources import SourceFile
+from training.preparation.document_reader import Progress, check_text, parse_object, read_lines
+from training.preparation.sources import SourceFile
+from training.preparation.vocabulary import TOKENIZER, Vocabulary, read_vocabulary
 from training.tokenizer import DOCUMENTS_PER_BATCH
-from training.vocabulary import TOKENIZER, Vocabulary, read_vocabulary
 
 # The prompts that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, README), word for word.
 ALPACA = (

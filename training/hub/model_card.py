@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.gpt import parameter_count
 from training.config import RunConfig, config_mapping
-from training.dataset_card import source_lines, source_repositories
+from training.hub.dataset_card import source_lines, source_repositories
 from training.metrics_file import Metrics
 from training.report import change_section, chart_section, duration, fenced, place_section, table
 from training.yaml_reader import yaml_text

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from training.dataset_files import fraction_of, staged_folder, write_description, write_split
 from training.errors import UserError
+from training.preparation.dataset_files import fraction_of, staged_folder, write_description, write_split
 from training.tokenizer import END_OF_TEXT, encode_documents, train_tokenizer
 
 PYTHON_LIBRARY = "python-library"

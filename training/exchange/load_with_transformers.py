@@ -3,8 +3,8 @@
     python -P load_with_transformers.py FOLDER QUESTION.json ANSWER
 
 It imports nothing of ours and must not find this repository on sys.path: transformers would take the folder `datasets`
-for Hugging Face's library of that name. It writes ANSWER.json and ANSWER.safetensors; training/export_check.py asks and
-compares. Exit status 3: transformers cannot be imported, and the last line on standard error says why.
+for Hugging Face's library of that name. It writes ANSWER.json and ANSWER.safetensors, which export_check.py compares.
+Exit status 3: transformers cannot be imported, and the last line on standard error says why.
 """
 
 import json

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from training.errors import RunError
-from training.hub_upload import Destination, files_of, upload_files
+from training.hub.hub_upload import Destination, files_of, upload_files
 from training.metrics import RunLog
 from training.run_folder import CONFIG, METRICS
 

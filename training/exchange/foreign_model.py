@@ -18,7 +18,7 @@ from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
 from training.errors import UserError
-from training.gpt2_format import config_from_gpt2, from_gpt2, has_qkv_bias, refuse_misfits, with_prefix
+from training.exchange.gpt2_format import config_from_gpt2, from_gpt2, has_qkv_bias, refuse_misfits, with_prefix
 from training.tokenizer import END_OF_TEXT, load_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"

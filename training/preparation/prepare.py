@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.corpus import Settings, prepare_documents
-from training.document_reader import parse_object, read_lines
 from training.errors import UserError
-from training.sources import REPOSITORY, SourceFile, find_sources
-from training.vocabulary import SMALLEST, Vocabulary, byte_vocabulary, read_vocabulary
+from training.preparation.corpus import Settings, prepare_documents
+from training.preparation.document_reader import parse_object, read_lines
+from training.preparation.sources import REPOSITORY, SourceFile, find_sources
+from training.preparation.vocabulary import SMALLEST, Vocabulary, byte_vocabulary, read_vocabulary
 
 TEXT_KEY = "text"
 VALIDATION_SHARE, VALIDATION_SHARE_OF_INSTRUCTIONS = 0.01, 0.05
@@ -114,7 +114,7 @@ def _holds_instructions(file: SourceFile) -> bool:
 
 
 def _prepare_instructions(files: Sequence[Path], output: Path, options: Options) -> None:
-    from training.instructions import prepare_instructions
+    from training.preparation.instructions import prepare_instructions
 
     if options.tokenizer is None:
         raise UserError(
@@ -135,7 +135,7 @@ def _tokenizer_path(tokenizer: str, datasets: Path) -> Path:
         return path
     file = datasets / ".tokenizers" / tokenizer / "tokenizer.json"
     if not file.exists():
-        from training.hub import download_tokenizer
+        from training.hub.hub_client import download_tokenizer
 
         download_tokenizer(tokenizer, file)
     return file

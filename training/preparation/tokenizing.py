@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.contamination import open_ngrams, shares_ngram
-from training.dataset_files import checked_tokens, fraction_of
 from training.errors import RunError
-from training.text_encoder import TextEncoder
+from training.preparation.contamination import open_ngrams, shares_ngram
+from training.preparation.dataset_files import checked_tokens, fraction_of
+from training.preparation.text_encoder import TextEncoder
 from training.tokenizer import load_tokenizer
 
 BLOCK = 2**18

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from training.errors import RunError
-from training.hub import ANSWER_SECONDS, client_errors, first_line
+from training.hub.hub_client import ANSWER_SECONDS, client_errors, first_line
 
 WAITS = (2.0, 8.0, 30.0, 60.0)
 """Seconds before each further attempt; the client itself has by then tried most requests six times in 23 seconds."""

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from training.check_dataset import CheckedDataset
+from training.preparation.check_dataset import CheckedDataset
 from training.report import table
 
 MARK = "<!-- Written by isobatch push-dataset. Without this line it is yours, and is uploaded as it is. -->"

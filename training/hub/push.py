@@ -17,14 +17,14 @@ from training.config import LICENCE_PATTERN, REPOSITORY, RunConfig, config_mappi
 from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file
 from training.errors import RunError, UserError
-from training.export import Dtype, export_model
-from training.hub_upload import Destination, Say, files_of, upload_files
+from training.exchange.export import Dtype, export_model
+from training.hub.hub_upload import Destination, Say, files_of, upload_files
+from training.hub.model_card import Described, model_card
+from training.hub.tensorboard import FILE, event_file
 from training.metrics import RunLog
 from training.metrics_file import Metrics, read_metrics
-from training.model_card import Described, model_card
 from training.restore import read_state
 from training.run_folder import CONFIG, METRICS
-from training.tensorboard import FILE, event_file
 from training.yaml_reader import read_yaml, yaml_text
 
 HUB = "hub"

@@ -18,10 +18,10 @@ from training.checkpoint import Snapshot, TrainingState, point, write_checkpoint
 from training.config import NAME_PATTERN, REPOSITORY, RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.config_file import load_run_config
-from training.dataset_files import staged_folder
 from training.errors import RunError, UserError
-from training.foreign_model import TOKENIZER, WEIGHTS, ForeignModel, read_foreign_model, read_foreign_tokenizer
-from training.hub import download_model
+from training.exchange.foreign_model import TOKENIZER, WEIGHTS, ForeignModel, read_foreign_model, read_foreign_tokenizer
+from training.hub.hub_client import download_model
+from training.preparation.dataset_files import staged_folder
 from training.run_folder import CONFIG, METRICS
 from training.tokenizer import load_tokenizer
 from training.yaml_reader import yaml_text

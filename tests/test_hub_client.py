@@ -14,7 +14,7 @@ from fake_hub import FakeHub
 from safetensors.numpy import load_file, save
 
 from training.errors import UserError
-from training.hub import recorded_revision
+from training.hub.hub_client import recorded_revision
 
 NAME = "owner/tokens"
 TRAIN = save({"tokens": np.arange(1025, dtype=np.uint16)})
@@ -28,7 +28,7 @@ FILES = {
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
-from training import hub
+from training.hub import hub_client
 from training.errors import UserError
 
 for line in sys.stdin:
@@ -47,7 +47,7 @@ for line in sys.stdin:
 
 
 class Client:
-    """A process that has imported training.hub under the given environment, and downloads on request."""
+    """A process that has imported training.hub.hub_client under the given environment, and downloads on request."""
 
     def __init__(self, hub: FakeHub, home: Path, **environment: str) -> None:
         home.mkdir()
@@ -305,5 +305,5 @@ def test_damaged_record_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_importing_the_module_does_not_import_the_client() -> None:
-    program = "import sys, training.hub; sys.exit('huggingface_hub' in sys.modules)"
+    program = "import sys, training.hub.hub_client; sys.exit('huggingface_hub' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], cwd=Path(__file__).parents[1], check=True)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from training.errors import UserError
-from training.hub import ANSWER_SECONDS, check_token, client_errors
-from training.hub_upload import problem_of
+from training.hub.hub_client import ANSWER_SECONDS, check_token, client_errors
+from training.hub.hub_upload import problem_of
 
 READERS = ("read", "no_access")  # roles in an organisation
 TOKEN_PAGE = "https://huggingface.co/settings/tokens"

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 from model.gpt import GPT
 from training.config import RunConfig
-from training.dataset_files import staged_folder
 from training.errors import RunError, UserError
-from training.export_check import check_folder
-from training.gpt2_format import config_to_gpt2, to_gpt2
+from training.exchange.export_check import check_folder
+from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
+from training.preparation.dataset_files import staged_folder
 from training.restore import load_model
 from training.tokenizer import end_of_text_id, load_tokenizer
 
@@ -57,7 +57,7 @@ def write_export(
     if not description.is_file() and tokenizer is not None:
         description = tokenizer.with_name("dataset.json")
     if file_format == "gguf":
-        from training.gguf_file import export_gguf  # which builds on this module
+        from training.exchange.gguf_file import export_gguf  # which builds on this module
 
         return export_gguf(checkpoint, config, output, cast(Dtype, dtype), tokenizer, description)
     return export_model(checkpoint, config, output, cast(Dtype, dtype), tokenizer, description)

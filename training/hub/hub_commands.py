@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 if TYPE_CHECKING:
-    from training.export import Dtype
+    from training.exchange.export import Dtype
 
 
 def push(
@@ -34,8 +34,8 @@ def push(
     """Upload a model to the Hugging Face Hub, with its page, charts, config and metrics, in one commit."""
     from training.cli import find_checkpoint_and_config, find_tokenizer_if_any
     from training.config import REPOSITORY
-    from training.hub_access import check_access
-    from training.push import Push, build_folder, check_options, push_model
+    from training.hub.hub_access import check_access
+    from training.hub.push import Push, build_folder, check_options, push_model
 
     check_options(repository, licence, which, dtype)
     if not dry_run:
@@ -70,9 +70,9 @@ def push_dataset(
     ] = None,
 ) -> None:
     """Upload a dataset to the Hugging Face Hub, checked, with a page, so that others train on the same tokens."""
-    from training.hub_access import check_access
-    from training.push import check_options
-    from training.push_dataset import push_dataset as push
+    from training.hub.hub_access import check_access
+    from training.hub.push import check_options
+    from training.hub.push_dataset import push_dataset as push
 
     check_options(repository, licence=licence)
     check_access(repository, "REPO", licence)

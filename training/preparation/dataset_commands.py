@@ -70,8 +70,8 @@ def prepare(
         return
     if output is None:
         raise UserError("--output: is missing; the new dataset needs a folder; give --output datasets/NAME")
-    from training.prepare import Options
-    from training.prepare import prepare as make
+    from training.preparation.prepare import Options
+    from training.preparation.prepare import prepare as make
 
     options = Options(tokenizer, train_bpe, as_bytes, text_key, _unescaped(separator), validation_share, decontaminate)
     make(sources, output, options, revision, files or [], workers or _cores())
@@ -84,7 +84,7 @@ def _cores() -> int:
 
 
 def _check(sources: list[str], as_json: bool) -> None:
-    from training.check_dataset import check_dataset
+    from training.preparation.check_dataset import check_dataset
 
     checked = [check_dataset(Path(source)) for source in sources]
     problems = [problem for dataset in checked for problem in dataset.problems]

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from training.dataset_files import file_digest, fingerprint
 from training.errors import UserError
+from training.preparation.dataset_files import file_digest, fingerprint
 from training.rows import CHECKED_AT_ONCE, TokenFile
 from training.tokenizer import end_of_text_id, load_tokenizer
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from training.dataset_files import file_digest
 from training.errors import UserError
+from training.preparation.dataset_files import file_digest
 
 FORMATS = {
     **dict.fromkeys((".txt", ".text", ".md"), "text"),
@@ -109,7 +109,7 @@ def _find(source: str, revision: str | None, patterns: Sequence[str]) -> Source:
             raise UserError(f"{source}: is of no format that is known here; read are {READABLE}; convert or rename it")
         return Source((SourceFile(path, path.name),))
     if REPOSITORY.fullmatch(source) and not _suffixes(source)[0] and ".." not in source and "--" not in source:
-        from training.hub import download_source_files
+        from training.hub.hub_client import download_source_files
 
         commit, files = download_source_files(source, revision, lambda names: choose_files(source, names, patterns))
         return Source(tuple(SourceFile(file, name) for name, file in files), source, commit)

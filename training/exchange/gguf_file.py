@@ -18,8 +18,8 @@ from tokenizers import Tokenizer
 from model.gpt import GPT
 from training.config import RunConfig
 from training.errors import RunError, UserError
-from training.export import Dtype, Exported, refuse_foreign_tokenizer, refuse_what_exists, rounded_model
-from training.gpt2_format import LAYER_NORM_EPSILON, PARTS
+from training.exchange.export import Dtype, Exported, refuse_foreign_tokenizer, refuse_what_exists, rounded_model
+from training.exchange.gpt2_format import LAYER_NORM_EPSILON, PARTS
 from training.tokenizer import end_of_text_id, load_tokenizer
 
 ONCE = {

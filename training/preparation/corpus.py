@@ -12,14 +12,14 @@ from typing import Any
 
 from tqdm import tqdm
 
-from training.contamination import NgramWriter, open_ngrams, shares_ngram
-from training.dataset_files import file_digest, fingerprint, fraction_of, token_type, write_description
-from training.document_reader import read_documents
 from training.errors import UserError
-from training.sources import Source
-from training.staging import Progress, Staging, staging
-from training.tokenizing import Recipe, cut_blocks, tokenize_blocks
-from training.vocabulary import TOKENIZER, Sample, Vocabulary, read_vocabulary, trained_vocabulary
+from training.preparation.contamination import NgramWriter, open_ngrams, shares_ngram
+from training.preparation.dataset_files import file_digest, fingerprint, fraction_of, token_type, write_description
+from training.preparation.document_reader import read_documents
+from training.preparation.sources import Source
+from training.preparation.staging import Progress, Staging, staging
+from training.preparation.tokenizing import Recipe, cut_blocks, tokenize_blocks
+from training.preparation.vocabulary import TOKENIZER, Sample, Vocabulary, read_vocabulary, trained_vocabulary
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
-from training.dataset_files import staged_folder
 from training.errors import UserError
+from training.preparation.dataset_files import staged_folder
 
 # The largest comes last: what else may go wrong has then gone wrong already.
 DATASET_FILES = ("README.md", "dataset.json", "tokenizer.json", "validation.safetensors", "train.safetensors")

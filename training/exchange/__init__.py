@@ -1,0 +1,1 @@
+"""Models as other programs keep them: there and back."""
