@@ -36,10 +36,10 @@ for line in sys.stdin:
     os.environ["HF_TOKEN"] = token
     try:
         if kind == "tokenizer":
-            hub.download_tokenizer(name, Path(destination))
+            hub_client.download_tokenizer(name, Path(destination))
             answer = {}
         else:
-            answer = {"sha": hub.download_dataset(name, revision, Path(destination))}
+            answer = {"sha": hub_client.download_dataset(name, revision, Path(destination))}
     except UserError as error:
         answer = {"refusal": str(error)}
     print(json.dumps(answer), flush=True)
