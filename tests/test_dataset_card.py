@@ -99,7 +99,7 @@ def test_a_dataset_without_a_description_and_one_of_documents() -> None:
     assert "## Source" not in text
     assert "vocab_size" not in text
     _, text = card(checked=checked(documents=1_500_000))
-    assert "Each document is a sequence of its own." in text
+    assert "Each document is a sequence of its own; with prompts" in text
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_only_what_is_on_the_hub_is_linked_to_it(tmp_path: Path) -> None:
     assert "base_model" not in metadata
     assert "license" not in metadata
     assert "| Dataset | `python-library` |" in text
-    assert "trained from another run's weights on 20,480 tokens" in text
+    assert "trained from the weights of the run `other` on 20,480 tokens" in text
     source = [{"repository": "lab/books", "revision": "c0ffee", "files": ["a.parquet"]}]
     more = described(tmp_path / "2", config=config, dataset={"source": source}, base_model="openai-community/gpt2")
     metadata, text = parts(model_card(more))
@@ -134,6 +134,32 @@ def test_an_earlier_checkpoint_is_described_by_its_own_results(tmp_path: Path) -
     assert values == [pytest.approx(math.log(64), abs=1e-6), 64, 1.25]
     assert "15,360 tokens" in text
     assert "after step 15 of 20" in text
+
+
+@pytest.mark.parametrize("commit", [None, "c0ffee"])
+def test_an_imported_model_was_trained_elsewhere(tmp_path: Path, commit: str | None) -> None:
+    source = "owner/other" if commit else "/home/me/exported"
+    rows = [event(0, "import", source=source, revision=commit, format="transformers")]
+    metrics = read_metrics(write_run(tmp_path / "run", rows) / "metrics.jsonl")
+    _, text = parts(model_card(described(tmp_path, metrics=metrics, step=0)))
+    linked = "[owner/other](https://huggingface.co/owner/other), revision `c0ffee`"
+    assert f"imported from {linked if commit else 'a folder'}; how it was trained is said there" in text
+    assert "/home/me" not in text
+    for untrue in ("initial weights", "## Charts", "## Training", "## Interventions", "optimizer:"):
+        assert untrue not in text
+    assert "vocab_size: 2048" in text
+
+
+def test_data_of_many_files_and_of_documents(tmp_path: Path) -> None:
+    files = [{"file": f"{number}.txt", "bytes": 7} for number in range(168)]
+    dataset = {**DATASET, "source": files, "kind": "documents"}
+    _, text = parts(model_card(described(tmp_path, dataset=dataset)))
+    assert text.count("| Source | `") == 20
+    assert "| Source | and 148 more, which dataset.json of the data names |" in text
+    assert "only the responses are targets" in text
+    assert "documents |" in text
+    assert "give it a prompt in the same form" in text
+    assert "It was not trained to follow instructions" not in text
 
 
 @pytest.mark.parametrize("loss", [None, 800.0])

@@ -103,7 +103,7 @@ def _size(dataset: DescribedDataset) -> str | None:
 def _summary(dataset: DescribedDataset) -> str:
     total = sum(found.tokens for found in dataset.checked.splits.values())
     form = (
-        "Each document is a sequence of its own."
+        "Each document is a sequence of its own; with prompts and responses, only the responses are targets."
         if any(found.documents is not None for found in dataset.checked.splits.values())
         else "Documents follow one another in a long row, each with the end of text behind it."
     )
@@ -112,7 +112,7 @@ def _summary(dataset: DescribedDataset) -> str:
 
 def _use_section(dataset: DescribedDataset) -> list[str]:
     config = (
-        f"data:\n  dataset: {dataset.repository}\n"
+        f"base: tiny                    # or another config: how to train\ndata:\n  dataset: {dataset.repository}\n"
         "  revision: main              # a commit's sha instead: these tokens and no later ones\n"
         "  train_tokens: -1            # all there are\n  validation_tokens: -1"
     )

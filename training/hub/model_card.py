@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from model.gpt import parameter_count
@@ -73,6 +74,17 @@ class Described:
         revision = begins[-1].get("dataset_revision") if begins else None
         return None if revision is None else str(revision)
 
+    @property
+    def imported(self) -> str | None:
+        """Where the run's model was imported from: a repository or a folder; in words."""
+        events = self.metrics.events_named("import") if self.metrics else []
+        if not events:
+            return None
+        repository, commit = events[-1]["source"], events[-1]["revision"]
+        if commit is None:
+            return "a folder"  # whose name says nothing elsewhere
+        return f"[{repository}](https://huggingface.co/{repository}), revision `{commit}`"
+
     def validation(self) -> "np.void | None":
         """The validation of this checkpoint."""
         if self.metrics is None:
@@ -85,19 +97,20 @@ class Described:
 
 def model_card(model: Described) -> str:
     """The text of README.md, metadata included."""
+    trained = _tokens_seen(model)
     sections = [
         [f"# {model.repository.partition('/')[2]}", "", _summary(model)],
         _use_section(model),
         _result_section(model),
-        chart_section() if model.metrics else [],
+        chart_section() if trained else [],
         _architecture_section(model),
-        *([_data_section(model), _training_section(model)] if _tokens_seen(model) else []),
-        place_section(model.metrics) if model.metrics else [],
-        change_section(model.metrics) if model.metrics else [],
-        _intervention_section(model),
+        *([_data_section(model), _training_section(model)] if trained else []),
+        place_section(model.metrics) if trained and model.metrics else [],
+        change_section(model.metrics) if trained and model.metrics else [],
+        _intervention_section(model) if trained else [],
         ["## Limits", "", _limits(model)],
         ["## Licence", "", _licence(model)],
-        ["## Training config", "", fenced(yaml_text(config_mapping(model.config)), "yaml")],
+        _config_section(model),
     ]
     text = "\n\n".join("\n".join(section) for section in sections if section)
     return f"---\n{_metadata(model)}\n---\n\n{text}\n"
@@ -169,13 +182,16 @@ def _measures(model: Described) -> list[tuple[str, str, float]]:
 
 def _summary(model: Described) -> str:
     parameters, tokens = parameter_count(model.config.model), _tokens_seen(model)
-    origin = "another run's weights" if model.config.init_from else None
+    begun_with = model.config.init_from
+    origin = f"the weights of the run `{Path(begun_with).parent.name}`" if begun_with else None  # no path of a machine
     if model.base_model:
         origin = f"the weights of [{model.base_model}](https://huggingface.co/{model.base_model})"
     if tokens:
         begun = f"from {origin or 'scratch'}"
         made = f"trained {begun} on {tokens:,} tokens of {model.config.data.dataset} with Isobatch, in the run"
         made += f" `{model.run}`; this is its state after step {model.step:,}{_of_total(model)}"
+    elif model.imported:
+        made = f"imported from {model.imported}; how it was trained is said there"
     else:
         made = f"with {origin or 'its initial weights'}"
     return (
@@ -204,6 +220,8 @@ def _use_section(model: Described) -> list[str]:
     section = ["## Use", "", fenced(text, "python")]
     if not model.has_tokenizer:
         section += ["", "The training data came without a tokenizer, so there is none here either."]
+    if model.dataset.get("kind") == "documents":
+        section += ["", "It continues what is written like its training data: give it a prompt in the same form."]
     back = f"isobatch import {model.repository} --name NAME"
     return [*section, "", f"To evaluate, sample or fine-tune it with Isobatch: `{back}`."]
 
@@ -244,7 +262,12 @@ def _data_section(model: Described) -> list[str]:
         rows.append(
             ("Tokens trained on", f"{tokens:,}, {passes} planned, {'shuffled' if data.shuffle else 'in order'}")
         )
-    rows += [("Source", line) for line in source_lines(dataset.get("source"))[:MOST_SOURCES]]
+    sources = source_lines(dataset.get("source"))
+    rows += [("Source", line) for line in sources[:MOST_SOURCES]]
+    if len(sources) > MOST_SOURCES:
+        rows.append(("Source", f"and {len(sources) - MOST_SOURCES:,} more, which dataset.json of the data names"))
+    if dataset.get("kind") == "documents":
+        rows.append(("Sequences", "one for each document; with prompts and responses, only the responses are targets"))
     for title, key in (("Licence of the data", "licence"), ("Fingerprint", "fingerprint")):
         if value := dataset.get(key):
             rows.append((title, str(value)))
@@ -257,9 +280,11 @@ def _training_section(model: Described) -> list[str]:
     config = model.config
     optimizer, schedule = config.optimizer, config.schedule
     clipping = "off" if optimizer.clip_norm is None else f"at norm {optimizer.clip_norm:g}"
+    documents = model.dataset.get("kind") == "documents"
+    sequences = "documents" if documents else f"sequences, {config.tokens_per_step:,} tokens"
     rows = [
         ("Steps", f"{model.step:,}{_of_total(model)}"),
-        ("Global batch", f"{config.global_batch:,} sequences, {config.tokens_per_step:,} tokens"),
+        ("Global batch", f"{config.global_batch:,} {sequences}"),
         (
             "Optimizer",
             f"AdamW, learning rate {optimizer.learning_rate:g}, betas {optimizer.betas[0]:g}, {optimizer.betas[1]:g}, "
@@ -274,6 +299,13 @@ def _training_section(model: Described) -> list[str]:
         last = model.metrics.train[model.metrics.train["step"] <= model.step][-1:]
         rows += [("Training time", duration(float(row["seconds"]))) for row in last]
     return ["## Training", "", *table(("", ""), rows)]
+
+
+def _config_section(model: Described) -> list[str]:
+    config = config_mapping(model.config)
+    if not _tokens_seen(model) and model.imported:  # the rest of an import's config was never trained with
+        config = {"model": config["model"]}
+    return ["## Config" if len(config) == 1 else "## Training config", "", fenced(yaml_text(config), "yaml")]
 
 
 def _intervention_section(model: Described) -> list[str]:
