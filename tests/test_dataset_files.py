@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from training.errors import UserError
-from training.preparation.dataset_files import staged_folder, write_tokens
+from training.preparation.dataset_files import TokenWriter, staged_folder, write_description, write_tokens
 
 
 @pytest.mark.parametrize("token", [65536, 70000, -1, 2**40])
@@ -57,6 +57,34 @@ def test_extreme_ids_survive(tmp_path: Path, dtype: type[np.integer[Any]]) -> No
     tokens = load_file(path)["tokens"]
     assert tokens.dtype == np.uint16
     assert tokens.tolist() == [0, 1, 65535]
+
+
+def test_a_token_file_is_never_lengthened(tmp_path: Path) -> None:
+    """The tokens it lacks would be 0."""
+    path, dtype = tmp_path / "train.safetensors", np.dtype(np.uint16)
+    writer = TokenWriter(path, dtype)
+    writer.append(np.array([5, 6], dtype=np.uint16).tobytes())
+    writer.close()
+    with pytest.raises(UserError, match=r"train.safetensors: has fewer than the 3 tokens that were written; start"):
+        TokenWriter(path, dtype, 3)
+    writer = TokenWriter(path, dtype, 2)
+    writer.finish()
+    writer.close()
+    assert load_file(path)["tokens"].tolist() == [5, 6]
+
+
+def test_a_dataset_is_on_the_disk_before_it_has_its_name(tmp_path: Path, synced: list[Path]) -> None:
+    """Its files and folders, and at last the folder that it lies in."""
+    with staged_folder(tmp_path / "mine") as folder:
+        (folder / "file").write_text("x")
+        (folder / "part").mkdir()
+        (folder / "part" / "other").write_text("y")
+        write_description(folder)
+        assert synced == [folder / ".dataset.json.new", folder]
+        synced.clear()
+    names = ("file", "part", "part/other", "dataset.json")
+    assert set(synced[:-2]) == {folder / name for name in names}
+    assert synced[-2:] == [folder, tmp_path]
 
 
 def test_folder_appears_only_when_complete(tmp_path: Path) -> None:

@@ -37,9 +37,7 @@ def write_description(folder: Path, **values: Any) -> None:
     """Writes dataset.json, of a dataset whose tokenizer.json lies beside it."""
     description = {"format": 1, "tokenizer": "tokenizer.json", **values}
     # At once, because a preparation that goes on after a kill reads the one that was there before.
-    new = folder / ".dataset.json.new"
-    new.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    new.replace(folder / "dataset.json")
+    replace_content(folder / "dataset.json", json.dumps(description, indent=2) + "\n")
 
 
 def write_tokens(path: Path, ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]) -> int:
@@ -108,11 +106,23 @@ class TokenWriter:
     """Writes a token file piece by piece; goes on with one that has been left."""
 
     def __init__(self, path: Path, dtype: TokenType, tokens: int = 0) -> None:
-        """Opens the file, and cuts off what it has behind its first `tokens` tokens."""
+        """Opens the file, and cuts off what it has behind its first `tokens` tokens.
+
+        Raises:
+            UserError: it has fewer.
+        """
         self.path, self.dtype, self.tokens = path, dtype, tokens
+        # Cutting would lengthen it, with tokens 0.
+        if tokens and path.stat().st_size < self.size:
+            raise UserError(f"{path}: has fewer than the {tokens:,} tokens that were written; start again without it")
         self._file = path.open("r+b" if tokens else "wb")
-        self._file.truncate(HEADER_BYTES + tokens * dtype.itemsize)
+        self._file.truncate(self.size)
         self._file.seek(0, os.SEEK_END)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return HEADER_BYTES + self.tokens * self.dtype.itemsize
 
     def append(self, tokens: bytes) -> None:
         """Adds tokens, as they are to lie in the file."""
@@ -137,6 +147,32 @@ class TokenWriter:
     def close(self) -> None:
         """Leaves the file as it is."""
         self._file.close()
+
+
+def replace_content(path: Path, text: str) -> None:
+    """Gives a file a new content: whoever reads it, also after a power loss, finds the old or the new one whole."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    bring_to_disk(new)
+    new.replace(path)
+    bring_to_disk(path.parent)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Returns when the content of a file, or the names in a folder, would survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(folder: Path, destination: Path) -> None:
+    """Gives a folder its name, where there is nothing or an empty folder, once all in it is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        bring_to_disk(path)
+    folder.rename(destination)
+    bring_to_disk(destination.parent)
 
 
 def file_digest(path: Path) -> str:
@@ -196,7 +232,7 @@ def staged_folder(destination: Path) -> Iterator[Path]:
     try:
         yield folder
         try:
-            folder.rename(destination)
+            publish(folder, destination)
         except OSError:
             if not destination.is_dir():
                 raise
