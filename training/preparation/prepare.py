@@ -7,7 +7,7 @@ from pathlib import Path
 from training.errors import UserError
 from training.preparation.corpus import Settings, prepare_documents
 from training.preparation.document_reader import parse_object, read_lines
-from training.preparation.sources import REPOSITORY, SourceFile, find_sources
+from training.preparation.sources import SourceFile, find_sources
 from training.preparation.vocabulary import SMALLEST, Vocabulary, byte_vocabulary, read_vocabulary
 
 TEXT_KEY = "text"
@@ -131,7 +131,11 @@ def _prepare_instructions(files: Sequence[Path], output: Path, options: Options)
 def _tokenizer_path(tokenizer: str, datasets: Path) -> Path:
     """Where a tokenizer lies; one of the Hub is downloaded beside the datasets, as a run's data.tokenizer is."""
     path = Path(tokenizer)
-    if path.exists() or not REPOSITORY.fullmatch(tokenizer) or path.suffix == ".json":
+    if path.exists() or path.suffix == ".json":
+        return path
+    from training.config import repository_problem  # imports torch
+
+    if repository_problem(tokenizer):
         return path
     file = datasets / ".tokenizers" / tokenizer / "tokenizer.json"
     if not file.exists():
