@@ -1,3 +1,4 @@
+import contextlib
 import os
 import socket
 import subprocess
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.preparation.dataset_files import TokenWriter, staged_folder, write_description, write_tokens
 
 
@@ -123,14 +124,24 @@ def test_leftover_of_a_dead_process_goes_and_that_of_a_live_one_stays(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "mine"])
 
 
-def test_r102_of_two_processes_the_first_to_finish_publishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep_other", [True, False])
+def test_r102_of_two_processes_the_first_to_finish_publishes(tmp_path: Path, keep_other: bool) -> None:
+    """The other one fails, unless both made the same."""
     destination = tmp_path / "mine"
-    with staged_folder(destination) as folder:
+    mistake = pytest.raises(UserError, match="mine: was made by another process in the meantime, and stays as it is")
+    with contextlib.nullcontext() if keep_other else mistake, staged_folder(destination, keep_other) as folder:
         (folder / "file").write_text("second")
         destination.mkdir()
         (destination / "file").write_text("first")
     assert (destination / "file").read_text() == "first"
     assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    sentence = r"mine: cannot be written \(\[Errno 28\] No space left on device\); make room, or choose another folder"
+    with pytest.raises(RunError, match=sentence), staged_folder(tmp_path / "mine"):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 TokenType = np.dtype[np.unsignedinteger[Any]]
@@ -199,22 +199,29 @@ def fraction_of(text: str) -> float:
 
 
 def refuse_existing(destination: Path) -> None:
-    """Raises a UserError where a new dataset would take the place of something."""
+    """Raises a UserError where a new dataset would take the place of something, or has no name to take."""
+    if destination.name in ("", ".."):
+        raise UserError(f"{destination}: is not the name of a new folder; give one that is, such as datasets/mine")
     dangling = destination.is_symlink() and not destination.exists()
     if dangling or destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
         raise UserError(f"{destination}: exists already; a dataset is never overwritten; remove it first")
 
 
 @contextlib.contextmanager
-def staged_folder(destination: Path) -> Iterator[Path]:
+def staged_folder(destination: Path, keep_other: bool = False) -> Iterator[Path]:
     """Gives a hidden folder beside `destination` that takes its name once it is complete.
 
     So a dataset is there in whole or not at all. On an exception the hidden folder is removed; one left by a
-    killed process goes when the next one starts. Where another process has published the same destination
-    in the meantime, its folder stays and ours is dropped.
+    killed process goes when the next one starts.
+
+    Args:
+        destination: the new folder.
+        keep_other: where another process has published the same destination in the meantime, its folder is as good as
+            ours, which is dropped; else that is a mistake.
 
     Raises:
         UserError: `destination` holds something already, or its parent cannot be written.
+        RunError: a file could not be written.
     """
     refuse_existing(destination)
     # The host is part of the name because a process id says nothing on another node of a shared disk.
@@ -236,6 +243,13 @@ def staged_folder(destination: Path) -> Iterator[Path]:
         except OSError:
             if not destination.is_dir():
                 raise
+            if not keep_other:
+                raise UserError(
+                    f"{destination}: was made by another process in the meantime, and stays as it is; nothing is "
+                    "overwritten; choose another name"
+                ) from None
+    except OSError as error:
+        raise RunError(f"{destination}: cannot be written ({error}); make room, or choose another folder") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -153,10 +153,10 @@ def staging(output: Path, command: dict[str, Any]) -> Iterator[Staging]:
         UserError: `output` holds something already, cannot be written, or another process is at it.
         RunError: a file could not be written, or the user interrupted it.
     """
+    refuse_existing(output)
     folder = output.with_name(f".{output.name}.preparing")
     with ExitStack() as stack:
         try:
-            refuse_existing(output)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock.held(folder / "lock"))
             place = Staging(folder, command)
