@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from training.errors import UserError
-from training.preparation.dataset_files import file_digest, fingerprint
+from training.preparation.dataset_files import SPLITS, file_digest, fingerprint
 from training.rows import CHECKED_AT_ONCE, TokenFile
 from training.tokenizer import end_of_text_id, load_tokenizer
 
-SPLITS = ("train", "validation")
 AGAIN = "download or prepare the dataset again"
 
 

@@ -19,7 +19,8 @@ from training.preparation.document_reader import read_documents
 from training.preparation.sources import Source
 from training.preparation.staging import Progress, Staging, staging
 from training.preparation.tokenizing import Recipe, cut_blocks, tokenize_blocks
-from training.preparation.vocabulary import TOKENIZER, Sample, Vocabulary, read_vocabulary, trained_vocabulary
+from training.preparation.vocabulary import Sample, Vocabulary, read_vocabulary, trained_vocabulary
+from training.tokenizer import TOKENIZER
 
 
 @dataclass(frozen=True)

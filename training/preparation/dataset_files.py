@@ -20,6 +20,7 @@ from training.errors import RunError, UserError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 TokenType = np.dtype[np.unsignedinteger[Any]]
+SPLITS = ("train", "validation")
 HEADER_BYTES = 128
 """Of a token file that is written piece by piece: enough for 10^19 tokens."""
 

@@ -24,8 +24,8 @@ from training.preparation.dataset_files import (
 )
 from training.preparation.document_reader import Progress, check_text, parse_object, read_lines
 from training.preparation.sources import SourceFile
-from training.preparation.vocabulary import TOKENIZER, Vocabulary, read_vocabulary
-from training.tokenizer import DOCUMENTS_PER_BATCH
+from training.preparation.vocabulary import Vocabulary, read_vocabulary
+from training.tokenizer import DOCUMENTS_PER_BATCH, TOKENIZER
 
 # The prompts that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, README), word for word.
 ALPACA = (

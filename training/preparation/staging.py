@@ -19,6 +19,7 @@ from typing import Any
 from training import lock
 from training.errors import RunError, UserError
 from training.preparation.dataset_files import (
+    SPLITS,
     TokenType,
     TokenWriter,
     bring_to_disk,
@@ -28,7 +29,6 @@ from training.preparation.dataset_files import (
 )
 from training.preparation.tokenizing import Block, Counts
 
-SPLITS = ("train", "validation")
 SECONDS_BETWEEN_RECORDS = 1.0
 
 
