@@ -30,7 +30,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_documents(sources, folder / "packed", Settings("text", "\f", 0.2, None), byte_vocabulary(), 1)
     records = [{"prompt": text[:9], "response": text[9:]} for text in small_texts(60)]
     (folder / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    prepare_instructions([folder / "b.jsonl"], folder / "documents", folder / "packed", 0.2)
+    sources = find_sources([str(folder / "b.jsonl")], None, [])
+    prepare_instructions(sources, folder / "documents", folder / "packed", 0.2)
     return folder
 
 
