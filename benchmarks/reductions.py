@@ -23,6 +23,7 @@ from training.metrics_file import Metrics, read_metrics
 from training.preparation.dataset_files import fraction_of
 from training.preparation.instructions import prepare_instructions
 from training.preparation.python_library import python_library_documents
+from training.preparation.sources import find_sources
 from training.tokenizer import train_tokenizer
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -77,7 +78,7 @@ def prepare(folder: Path) -> None:
     source, tokenizer = folder / "docstrings.jsonl", folder / "tokenizer.json"
     source.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
     train_tokenizer((text for record in records for text in record.values()), VOCAB_SIZE).save(str(tokenizer))
-    prepare_instructions([source], folder / "datasets" / "docstrings", tokenizer, 0.08)
+    prepare_instructions(find_sources([str(source)], None, []), folder / "datasets" / "docstrings", tokenizer, 0.08)
 
 
 def train(folder: Path, reduction: str, microbatch: int, seed: int) -> Metrics:

@@ -138,6 +138,20 @@ class Workplace:
 
 
 @pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files and folders that were brought to the disk, in order, by the paths that they had then."""
+    paths: list[Path] = []
+    fsync = os.fsync
+
+    def recorded(descriptor: int) -> None:
+        paths.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return paths
+
+
+@pytest.fixture
 def workplace(tmp_path: Path) -> Workplace:
     """An empty workplace with the golden tokens as its dataset `data`."""
     place = Workplace(tmp_path)

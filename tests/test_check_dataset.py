@@ -30,7 +30,8 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prepare_documents(sources, folder / "packed", Settings("text", "\f", 0.2, None), byte_vocabulary(), 1)
     records = [{"prompt": text[:9], "response": text[9:]} for text in small_texts(60)]
     (folder / "b.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    prepare_instructions([folder / "b.jsonl"], folder / "documents", folder / "packed", 0.2)
+    sources = find_sources([str(folder / "b.jsonl")], None, [])
+    prepare_instructions(sources, folder / "documents", folder / "packed", 0.2)
     return folder
 
 
@@ -115,8 +116,11 @@ def test_ids_are_compared_with_a_tokenizer_that_lies_beside_them(tmp_path: Path)
         (lambda f: change(f / "train.safetensors", tokens=np.zeros(0, np.uint16)), "train.safetensors: has no tokens"),
         (lambda f: (f / "dataset.json").write_text("["), "dataset.json: is not a description of a dataset"),
         (lambda f: (f / "dataset.json").write_text("[1]"), "dataset.json: is not a description of a dataset"),
-        (lambda f: describe(f, vocab_size="257"), "dataset.json: its vocab_size or splits are not those of"),
-        (lambda f: describe(f, splits={"train": 1}), "dataset.json: its vocab_size or splits are not those of"),
+        (lambda f: describe(f, vocab_size="257"), "dataset.json: its vocab_size, end_of_text or splits are not"),
+        (lambda f: describe(f, splits={"train": 1}), "dataset.json: its vocab_size, end_of_text or splits are not"),
+        (lambda f: describe(f, end_of_text="<eos>"), "dataset.json: its vocab_size, end_of_text or splits are not"),
+        (lambda f: describe(f, vocab_size=True), "dataset.json: its vocab_size, end_of_text or splits are not"),
+        (lambda f: describe(f, end_of_text=None), "dataset.json: has a fingerprint but no end_of_text"),
         (lambda f: describe(f, vocab_size=200), "tokenizer.json: has ids up to 256, but vocab_size in dataset.json is"),
         (lambda f: describe(f, end_of_text=257), ": the end of text 257 is not in the vocabulary of 257"),
         (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: there is no such file, but dataset.json names it"),
@@ -131,6 +135,13 @@ def test_ids_are_compared_with_a_tokenizer_that_lies_beside_them(tmp_path: Path)
 def test_each_damage_is_named(folder: Path, damage: Callable[[Path], object], expected: str) -> None:
     damage(folder)
     assert problems(folder)[0].startswith(expected)
+
+
+@pytest.mark.parametrize("values", [{"end_of_text": "<eos>", "vocab_size": 9}, {"fingerprint": "ab"}])
+def test_a_description_without_a_tokenizer_is_checked_too(tmp_path: Path, values: dict[str, Any]) -> None:
+    save_file({"tokens": np.array([1], dtype=np.uint16)}, tmp_path / "train.safetensors")
+    (tmp_path / "dataset.json").write_text(json.dumps({"splits": {"train": {"tokens": 1}}, **values}))
+    assert problems(tmp_path)[0].startswith("dataset.json: ")
 
 
 def test_counts_and_digests_are_compared(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +226,20 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     with pytest.raises(UserError, match="SOURCE: a file was changed while it was read"):
         made(tmp_path / "set", [file])
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
+
+
+def test_another_end_of_text_is_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the tokenizer.json is the same: half of the documents must not end in one, half in the other."""
+
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    files = [source(tmp_path / "a.jsonl", small_texts())]
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "write", interrupt)
+        with pytest.raises(RunError, match="interrupted"):
+            made(tmp_path / "set", files)
+    assert made(tmp_path / "set", files, vocabulary=replace(BYTES, end_of_text=300))["end_of_text"] == 300
 
 
 def test_an_interrupted_first_pass_starts_again_and_a_whole_one_does_not(

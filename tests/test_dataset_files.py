@@ -1,3 +1,4 @@
+import contextlib
 import os
 import socket
 import subprocess
@@ -9,8 +10,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from training.errors import UserError
-from training.preparation.dataset_files import staged_folder, write_tokens
+from training.errors import RunError, UserError
+from training.preparation.dataset_files import TokenWriter, staged_folder, write_description, write_tokens
 
 
 @pytest.mark.parametrize("token", [65536, 70000, -1, 2**40])
@@ -59,6 +60,34 @@ def test_extreme_ids_survive(tmp_path: Path, dtype: type[np.integer[Any]]) -> No
     assert tokens.tolist() == [0, 1, 65535]
 
 
+def test_a_token_file_is_never_lengthened(tmp_path: Path) -> None:
+    """The tokens it lacks would be 0."""
+    path, dtype = tmp_path / "train.safetensors", np.dtype(np.uint16)
+    writer = TokenWriter(path, dtype)
+    writer.append(np.array([5, 6], dtype=np.uint16).tobytes())
+    writer.close()
+    with pytest.raises(UserError, match=r"train.safetensors: has fewer than the 3 tokens that were written; start"):
+        TokenWriter(path, dtype, 3)
+    writer = TokenWriter(path, dtype, 2)
+    writer.finish()
+    writer.close()
+    assert load_file(path)["tokens"].tolist() == [5, 6]
+
+
+def test_a_dataset_is_on_the_disk_before_it_has_its_name(tmp_path: Path, synced: list[Path]) -> None:
+    """Its files and folders, and at last the folder that it lies in."""
+    with staged_folder(tmp_path / "mine") as folder:
+        (folder / "file").write_text("x")
+        (folder / "part").mkdir()
+        (folder / "part" / "other").write_text("y")
+        write_description(folder)
+        assert synced == [folder / ".dataset.json.new", folder]
+        synced.clear()
+    names = ("file", "part", "part/other", "dataset.json")
+    assert set(synced[:-2]) == {folder / name for name in names}
+    assert synced[-2:] == [folder, tmp_path]
+
+
 def test_folder_appears_only_when_complete(tmp_path: Path) -> None:
     destination = tmp_path / "datasets" / "mine"
     with staged_folder(destination) as folder:
@@ -95,14 +124,24 @@ def test_leftover_of_a_dead_process_goes_and_that_of_a_live_one_stays(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "mine"])
 
 
-def test_r102_of_two_processes_the_first_to_finish_publishes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep_other", [True, False])
+def test_r102_of_two_processes_the_first_to_finish_publishes(tmp_path: Path, keep_other: bool) -> None:
+    """The other one fails, unless both made the same."""
     destination = tmp_path / "mine"
-    with staged_folder(destination) as folder:
+    mistake = pytest.raises(UserError, match="mine: was made by another process in the meantime, and stays as it is")
+    with contextlib.nullcontext() if keep_other else mistake, staged_folder(destination, keep_other) as folder:
         (folder / "file").write_text("second")
         destination.mkdir()
         (destination / "file").write_text("first")
     assert (destination / "file").read_text() == "first"
     assert list(tmp_path.iterdir()) == [destination]
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+    sentence = r"mine: cannot be written \(\[Errno 28\] No space left on device\); make room, or choose another folder"
+    with pytest.raises(RunError, match=sentence), staged_folder(tmp_path / "mine"):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Documents out of files: the same from every format, and every way in which a file can be wrong."""
 
 import gzip
-import sys
+import tracemalloc
 from pathlib import Path
 
 import pyarrow
@@ -138,18 +138,42 @@ def test_a_document_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pyt
     )
     path = written(tmp_path / "a.jsonl", b'{"text": "a"}\n{"text": "' + b"b" * 2**20 + b'"}\n')
     assert refusal(path).startswith(", line 2: has more than 1 MiB; a document may not; cut it into several")
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["é" * 2**19, "é" * 2**19 + "e"]}), path)
+    assert refusal(path).startswith(", row 2: has more than 1 MiB; a document may not; cut it into several")
 
 
-@pytest.mark.parametrize(("module", "name"), [("zstandard", "a.txt.zst"), ("pyarrow", "a.parquet")])
-def test_a_missing_package_is_named_with_its_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
-) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    sentence = refusal(written(tmp_path / name, b"content"))
-    assert f"needs the package {module}; install it with: pip install -e '.[data]'" in sentence
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_what_expands_a_thousandfold_is_expanded_a_part_at_a_time(tmp_path: Path, name: str) -> None:
+    """Repeated lines: some kilobytes that make 64 MiB."""
+    content = json_lines(["a" * 2000]) * 2**15
+    path = written(tmp_path / name, gzip.compress(content, 6) if name.endswith("gz") else zstandard.compress(content))
+    assert path.stat().st_size < len(content) / 250
+    tracemalloc.start()
+    try:
+        texts = read_documents(SourceFile(path, path.name), "text", None, lambda size: None)
+        assert sum(1 for _ in texts) == 2**15
+        assert tracemalloc.get_traced_memory()[1] < 24 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_zeros_behind_a_gzip_file_are_passed_over(tmp_path: Path) -> None:
+    """As gzip itself does; also between two parts."""
+    packed = gzip.compress(b"one ") + bytes(600) + gzip.compress(b"two") + bytes(1000)
+    assert read(written(tmp_path / "a.txt.gz", packed)) == ["one two"]
+    assert refusal(written(tmp_path / "a.txt.gz", bytes(600) + packed)).startswith(": cannot be decompressed (")
+
+
+def test_a_zstd_window_that_is_too_large_is_named(tmp_path: Path) -> None:
+    """As of `zstd --long=28`; a frame with an uncompressed block, by RFC 8878."""
+    frame = b"\x28\xb5\x2f\xfd" + b"\x00" + bytes([(28 - 10) << 3]) + ((3 << 3) | 1).to_bytes(3, "little") + b"abc"
+    assert refusal(written(tmp_path / "a.txt.zst", frame)).startswith(": was made with a window above 128 MiB, which")
+    allowed = frame[:5] + bytes([(27 - 10) << 3]) + frame[6:]
+    assert read(written(tmp_path / "a.txt.zst", allowed)) == ["abc"]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.parquet"])
 def test_a_disk_that_fails_is_no_mistake_of_the_user_s(tmp_path: Path, name: str) -> None:
     """So what has been done is kept."""
     with pytest.raises(RunError, match=rf"{name}: cannot be read \(No such file or directory\); then the same command"):

@@ -263,10 +263,19 @@ def test_a_tokenizer_of_vocab_json_and_merges_txt_gives_the_same_ids(tmp_path: P
     assert tokenizer.encode("one<|endoftext|>two").ids == [505, 50256, 11545]
     assert tokenizer.decode([6109, 3626, 6100, 345]) == "Every effort moves you"
     (tmp_path / "merges.txt").write_text("#version: 0.2\nx y z\n")
-    with pytest.raises(UserError, match=r"vocab\.json: does not fit merges\.txt"):
+    with pytest.raises(UserError, match=r"vocab\.json and merges\.txt are not those of"):
         read_foreign_tokenizer(tmp_path)
     (tmp_path / "merges.txt").unlink()
     assert read_foreign_tokenizer(tmp_path) is None
+
+
+def test_a_vocabulary_without_the_end_of_text_gets_none(tmp_path: Path) -> None:
+    """The model would have no row for its id."""
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    (tmp_path / "merges.txt").write_text("a b\n")
+    tokenizer = read_foreign_tokenizer(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.get_vocab() == {"a": 0, "b": 1, "ab": 2}
 
 
 def test_a_tokenizer_json_comes_first(tmp_path: Path) -> None:

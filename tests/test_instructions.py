@@ -14,6 +14,7 @@ from training.document_rows import DocumentRows
 from training.errors import UserError
 from training.loss import IGNORED
 from training.preparation.instructions import prepare_instructions, read_records
+from training.preparation.sources import Source, SourceFile, find_sources
 from training.rows import TokenFile
 from training.tokenizer import END_OF_TEXT, load_tokenizer, train_tokenizer
 
@@ -32,6 +33,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def write_lines(path: Path, records: list[Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
+
+
+def prepare(sources: list[Path], output: Path, tokenizer: Path, validation_share: float) -> None:
+    """Makes the dataset from files."""
+    prepare_instructions(
+        find_sources([str(source) for source in sources], None, []), output, tokenizer, validation_share
+    )
+
+
+def read(path: Path) -> list[tuple[str, str]]:
+    return list(read_records(SourceFile(path, path.name), lambda size: None))
 
 
 def documents(folder: Path, split: str = "train") -> list[tuple[list[int], list[int]]]:
@@ -56,7 +68,7 @@ def test_prompt_and_response_are_tokenized_apart_and_the_prompt_is_no_target(tmp
         {"prompt": "on", "response": ""},
     ]
     source = write_lines(tmp_path / "a.jsonl", records)
-    prepare_instructions([source], tmp_path / "set", tokenizer, 0.0)
+    prepare([source], tmp_path / "set", tokenizer, 0.0)
     end = load_tokenizer(tokenizer / "tokenizer.json").token_to_id(END_OF_TEXT)
     expected = []
     for record in records:
@@ -78,14 +90,14 @@ def test_alpaca_s_records_are_rendered_with_the_published_template(tmp_path: Pat
         {"instruction": "Say no.", "output": "no"},
         {"instruction": "Say so.", "input": None, "output": "so"},
     ]
-    read = list(read_records(write_lines(tmp_path / "a.jsonl", records), lambda size: None))
-    assert read[0] == (
+    found = read(write_lines(tmp_path / "a.jsonl", records))
+    assert found[0] == (
         "Below is an instruction that describes a task, paired with an input that provides further context. "
         "Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nAdd {these}.\n\n### Input:\n1, 2\n\n### Response:",
         "3",
     )
-    assert read[1:] == [
+    assert found[1:] == [
         (f"{PLAIN}\n\n### Instruction:\nSay {word}.\n\n### Response:", word) for word in ("yes", "no", "so")
     ]
 
@@ -96,7 +108,7 @@ def test_the_dataset_is_described_and_always_the_same(
     """Two sources, more records than are encoded at once: every record once, in order; equal bytes each time."""
     sources = [write_lines(tmp_path / f"{n}.jsonl", RECORDS[100 * n : 100 * n + 100]) for n in range(2)]
     for name in ("one", "two"):
-        prepare_instructions(sources, tmp_path / name / "set", tokenizer, 0.1)
+        prepare(sources, tmp_path / name / "set", tokenizer, 0.1)
     first, second = (tmp_path / name / "set" for name in ("one", "two"))
     assert sorted(path.name for path in first.iterdir()) == [
         "dataset.json", "tokenizer.json", "train.safetensors", "validation.safetensors",
@@ -119,10 +131,20 @@ def test_the_dataset_is_described_and_always_the_same(
     assert 8 <= len(texts["validation"]) <= 35  # 20 expected, standard deviation 4
     keys = ("format", "name", "kind", "tokenizer", "vocab_size", "end_of_text", "validation_share")
     assert [description[key] for key in keys] == [1, "set", "documents", "tokenizer.json", 300, 299, 0.1]
-    assert description["source"][1]["sha256"] == hashlib.sha256(sources[1].read_bytes()).hexdigest()
+    size, digest = sources[1].stat().st_size, hashlib.sha256(sources[1].read_bytes()).hexdigest()
+    assert description["source"][1] == {"file": "1.jsonl", "bytes": size, "sha256": digest}
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 2
     assert told[0].startswith(f"set: train {len(texts['train'])} documents of ")
+
+
+def test_where_records_of_a_repository_come_from_is_described(tmp_path: Path, tokenizer: Path) -> None:
+    """By its name and commit, as of documents."""
+    files = tuple(SourceFile(write_lines(tmp_path / f"{n}.jsonl", RECORDS[:5]), f"data/{n}.jsonl") for n in range(2))
+    prepare_instructions([Source(files, "owner/name", "c0ffee")], tmp_path / "set", tokenizer, 0)
+    assert json.loads((tmp_path / "set" / "dataset.json").read_text())["source"] == [
+        {"repository": "owner/name", "revision": "c0ffee", "files": ["data/0.jsonl", "data/1.jsonl"]}
+    ]
 
 
 def test_equal_records_are_on_the_same_side(tmp_path: Path, tokenizer: Path) -> None:
@@ -130,7 +152,7 @@ def test_equal_records_are_on_the_same_side(tmp_path: Path, tokenizer: Path) -> 
     source = write_lines(tmp_path / "a.jsonl", RECORDS + RECORDS[::-1])
     splits = {}
     for share in (0.1, 0.3):
-        prepare_instructions([source], tmp_path / str(share), tokenizer, share)
+        prepare([source], tmp_path / str(share), tokenizer, share)
         splits[share] = [
             {str(tokens) for tokens, _ in documents(tmp_path / str(share), s)} for s in ("train", "validation")
         ]
@@ -140,10 +162,10 @@ def test_equal_records_are_on_the_same_side(tmp_path: Path, tokenizer: Path) -> 
 
 def test_nothing_to_validate_on_is_told(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = write_lines(tmp_path / "a.jsonl", RECORDS[:2])
-    prepare_instructions([source], tmp_path / "set", tokenizer, 1e-9)
+    prepare([source], tmp_path / "set", tokenizer, 1e-9)
     assert capsys.readouterr().err.endswith("; nothing to validate on, so evaluation.every must be null\n")
     with pytest.raises(UserError, match=r"a.jsonl: leaves no record to train on, and 2 to .*; give more records, or"):
-        prepare_instructions([source], tmp_path / "other", tokenizer, 1 - 1e-12)
+        prepare([source], tmp_path / "other", tokenizer, 1 - 1e-12)
     assert not (tmp_path / "other").exists()
 
 
@@ -156,7 +178,7 @@ def test_a_large_vocabulary_is_stored_as_uint32(tmp_path: Path, tokenizer: Path)
     large.save(str(folder / "tokenizer.json"))
     (folder / "dataset.json").write_text(json.dumps({"end_of_text": 70_000}))
     source = write_lines(tmp_path / "a.jsonl", [{"prompt": "a", "response": "token 65000"}])
-    prepare_instructions([source], tmp_path / "set", folder, 0)
+    prepare([source], tmp_path / "set", folder, 0)
     tokens = load_file(tmp_path / "set" / "train.safetensors")["tokens"]
     assert tokens.dtype == np.uint32
     assert tokens[-2:].tolist() == [65_300, 70_000]
@@ -192,7 +214,7 @@ def test_a_bad_line_is_named(tmp_path: Path, tokenizer: Path, line: bytes, probl
     source = tmp_path / "a.jsonl"
     source.write_bytes(GOOD + b"\n" + line + b"\n" + GOOD)
     with pytest.raises(UserError) as caught:
-        prepare_instructions([source], tmp_path / "set", tokenizer, 0)
+        prepare([source], tmp_path / "set", tokenizer, 0)
     assert str(caught.value).startswith(f"{source}, line 3: {problem}")
     assert str(caught.value).endswith("optionally input; correct or remove the line")
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
@@ -202,30 +224,25 @@ def test_odd_but_good_lines(tmp_path: Path) -> None:
     """A byte order mark, line ends of Windows, line separators within a text, no end of the last line."""
     source = tmp_path / "a.jsonl"
     source.write_bytes("\ufeff".encode() + GOOD.replace(b"\n", b"\r\n"))
-    assert list(read_records(source, lambda size: None)) == [("a", "b")]
+    assert read(source) == [("a", "b")]
     source.write_bytes(GOOD + '{"prompt": "x\u2028y", "response": "é 🙂"}'.encode())
-    assert list(read_records(source, lambda size: None)) == [("a", "b"), ("x\u2028y", "é 🙂")]
+    assert read(source) == [("a", "b"), ("x\u2028y", "é 🙂")]
 
 
 def test_mistakes_in_the_arguments(tmp_path: Path, tokenizer: Path) -> None:
     source = write_lines(tmp_path / "a.jsonl", RECORDS[:3])
-    for share in (-0.1, 1.0, 5.0):
-        with pytest.raises(UserError, match=r"^--validation-share: is .* from 0 to below 1"):
-            prepare_instructions([source], tmp_path / "set", tokenizer, share)
-    with pytest.raises(UserError, match=r"b.jsonl: there is no such file"):
-        prepare_instructions([source, tmp_path / "b.jsonl"], tmp_path / "set", tokenizer, 0)
     with pytest.raises(UserError, match=r"nowhere: no such file; a tokenizer.json belongs there"):
-        prepare_instructions([source], tmp_path / "set", tmp_path / "nowhere", 0)
+        prepare([source], tmp_path / "set", tmp_path / "nowhere", 0)
     with pytest.raises(UserError, match="exists already"):
-        prepare_instructions([source], tmp_path, tokenizer, 0)
+        prepare([source], tmp_path, tokenizer, 0)
     other = Tokenizer.from_file(str(tokenizer / "tokenizer.json")).to_str().replace(END_OF_TEXT, "<|end|>")
     (tmp_path / "tokenizer.json").write_text(other)
     with pytest.raises(UserError, match=r"tokenizer.json: has no <\|endoftext\|>, and no dataset.json beside it"):
-        prepare_instructions([source], tmp_path / "set", tmp_path / "tokenizer.json", 0)
+        prepare([source], tmp_path / "set", tmp_path / "tokenizer.json", 0)
 
 
 def test_the_types_are_those_of_a_document_dataset(tmp_path: Path, tokenizer: Path) -> None:
-    prepare_instructions([write_lines(tmp_path / "a.jsonl", RECORDS[:3])], tmp_path / "set", tokenizer, 0)
+    prepare([write_lines(tmp_path / "a.jsonl", RECORDS[:3])], tmp_path / "set", tokenizer, 0)
     content = load_file(tmp_path / "set" / "train.safetensors")
     types = {"tokens": np.uint16, "document_ends": np.int64, "loss_mask": np.uint8}
     assert {name: value.dtype for name, value in content.items()} == types

@@ -147,6 +147,39 @@ def test_instructions_may_be_compressed_and_need_a_tokenizer(tmp_path: Path, tok
         prepare([plain], tmp_path / "set", Options(tokenizer=tokenizer, decontaminate=13))
 
 
+@pytest.mark.parametrize("name", [".", "sets/.."])
+@pytest.mark.parametrize("kind", ["documents", "instructions"])
+def test_an_output_without_a_name_is_refused(
+    tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
+) -> None:
+    record = RECORDS[0] if kind == "instructions" else {"text": "a"}
+    source = written(tmp_path / "a.jsonl", [record] * 3)
+    (tmp_path / "empty" / "sets").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(UserError, match=r": is not the name of a new folder; give one that is, such as datasets/mine"):
+        prepare([source], Path(name), Options(tokenizer=tokenizer, validation_share=0))
+    assert [path.name for path in (tmp_path / "empty").rglob("*")] == ["sets"]
+
+
+def test_a_file_that_grows_too_large_is_told(tmp_path: Path, tokenizer: str) -> None:
+    """As where the system limits their size; of instructions, nothing is left."""
+    source = written(tmp_path / "a.jsonl", [{"prompt": "a" * 500, "response": "b" * 500}] * 20)
+    program = f"""if True:
+        import resource, sys
+        from pathlib import Path
+        from training.errors import RunError
+        from training.preparation.prepare import Options, prepare
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+        try:
+            prepare([{source!r}], Path({str(tmp_path / "set")!r}), Options(tokenizer={tokenizer!r}))
+        except RunError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{tmp_path / 'set'}: cannot be written ([Errno 27] File too large); make room, or")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "tokenizer"]
+
+
 @pytest.mark.slow
 def test_documents_and_tokenizer_from_the_hub(tmp_path: Path, source: str, tokenizer: str) -> None:
     """By revision and pattern; the description names the commit; offline, all of it again with what is here."""

@@ -97,6 +97,20 @@ def test_r90_what_exists_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         find_sources(["owner/name"], "main", [])
 
 
+@pytest.mark.parametrize(("module", "name"), [("zstandard", "b.txt.zst"), ("pyarrow", "b.parquet")])
+def test_a_missing_package_is_named_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
+) -> None:
+    """Whether the file is named or lies in a folder, behind others."""
+    for file in ("a.txt", name):
+        (tmp_path / file).write_bytes(b"content")
+    monkeypatch.setitem(sys.modules, module, None)
+    for source in (tmp_path, tmp_path / name):
+        with pytest.raises(UserError, match=rf"{name}: needs the package {module}; install it with: pip install -e '"):
+            find_sources([str(source)], None, [])
+    assert len(find_sources([str(tmp_path / "a.txt")], None, [])) == 1
+
+
 def test_a_format_that_is_not_known_is_refused(tmp_path: Path) -> None:
     touch(tmp_path, "a.csv", "b/c.pdf", "d.parquet.zst")
     for name in ("a.csv", "d.parquet.zst"):

@@ -102,6 +102,7 @@ def test_the_progress_says_all_that_has_been_counted(tmp_path: Path) -> None:
             "validation": {"documents": 1, "bytes": 20, "tokens": 1},
         },
         "dropped": {"documents": 2, "bytes": 10, "tokens": 0},
+        "files": {"dataset/train.safetensors": 128 + 6, "dataset/validation.safetensors": 128 + 2},
     }
 
 
@@ -122,7 +123,7 @@ def test_another_command_starts_afresh_and_says_so(
     assert (tokens(tmp_path / "set"), tokens(tmp_path / "set", "validation")) == ([3], [])
 
 
-@pytest.mark.parametrize("damage", ["record", "no record", "file", "short file"])
+@pytest.mark.parametrize("damage", ["record", "no record", "file", "short file", "a token short"])
 def test_a_damaged_folder_starts_afresh(tmp_path: Path, damage: str) -> None:
     interrupt(tmp_path / "set", block(1, 2))
     folder = tmp_path / ".set.preparing"
@@ -132,8 +133,11 @@ def test_a_damaged_folder_starts_afresh(tmp_path: Path, damage: str) -> None:
         (folder / "progress.json").unlink()
     elif damage == "file":
         (folder / "dataset" / "train.safetensors").unlink()
-    else:
+    elif damage == "short file":
         (folder / "dataset" / "train.safetensors").write_bytes(b"12")
+    else:
+        with (folder / "dataset" / "train.safetensors").open("r+b") as file:
+            file.truncate(128 + 2)
     assert finish(tmp_path / "set", block(3)) == 0
     assert tokens(tmp_path / "set") == [3]
 
@@ -182,6 +186,38 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         staging(tmp_path / "datasets" / "set", COMMAND),
     ):
         pass
+
+
+@pytest.mark.parametrize("name", ["ngrams", "dataset/tokenizer.json", "dataset/dataset.json"])
+def test_a_survey_that_lost_a_file_s_content_starts_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """An empty file of n-grams would mean that nothing is to be dropped."""
+    place = Staging(tmp_path, COMMAND)
+    for file in (place.ngrams, place.dataset / "tokenizer.json", place.dataset / "dataset.json"):
+        file.write_bytes(b"12345678")
+    place.finish_survey()
+    assert Staging(tmp_path, COMMAND).progress.surveyed
+    (tmp_path / name).write_bytes(b"")
+    assert not Staging(tmp_path, COMMAND).progress.surveyed
+    assert capsys.readouterr().err.endswith(": lacks files that its progress.json counts; starting afresh\n")
+
+
+def test_what_is_recorded_or_published_is_on_the_disk_before(tmp_path: Path, synced: list[Path]) -> None:
+    """Files and the folders that name them; the progress itself, and the name of the finished dataset."""
+    with staging(tmp_path / "set", COMMAND) as place:
+        place.ngrams.write_bytes(b"12345678")
+        (place.dataset / "tokenizer.json").write_text("{}")
+        place.finish_survey()
+        names = [".progress.json.new", "dataset", "dataset/tokenizer.json", "ngrams", "."]
+        assert {str(path.relative_to(place.folder)) for path in synced} == set(names)
+        assert synced.index(place.folder / ".progress.json.new") > synced.index(place.ngrams)
+        place.write(iter([block(1)]), UINT16)
+        synced.clear()
+        (place.dataset / "dataset.json").write_text("{}")
+    files = ("dataset.json", "tokenizer.json", "train.safetensors", "validation.safetensors")
+    assert set(synced[:-1]) == {place.dataset, *(place.dataset / file for file in files)}
+    assert synced[-2:] == [place.dataset, tmp_path]
 
 
 def test_what_a_command_has_surveyed_stays(tmp_path: Path) -> None:

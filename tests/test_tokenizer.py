@@ -13,6 +13,7 @@ from training.tokenizer import (
     encode_documents,
     end_of_text_id,
     load_tokenizer,
+    read_published,
     token_byte_lengths,
     train_tokenizer,
 )
@@ -153,3 +154,18 @@ def test_literal_end_of_text_in_a_document_does_not_end_it() -> None:
     assert tokenizer.decode(ids[: ends[0]].tolist()) == texts[0]
     assert tokenizer.decode(ids[ends[0] + 1 : ends[1]].tolist()) == texts[1]
     assert ends[2] == ends[1] + 1
+
+
+@pytest.mark.parametrize(("vocabulary", "merges"), [("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe")])
+@pytest.mark.parametrize("first_line", ["", "#version: 0.2\n"])
+def test_no_merge_of_a_published_vocabulary_is_lost(
+    tmp_path: Path, vocabulary: str, merges: str, first_line: str
+) -> None:
+    """Also without the line that names a version."""
+    (tmp_path / vocabulary).write_text('{"a": 0, "b": 1, "ab": 2, "abb": 3}')
+    assert read_published(tmp_path) is None
+    (tmp_path / merges).write_text(f"{first_line}a b\nab b\n")
+    tokenizer = read_published(tmp_path)
+    assert tokenizer is not None
+    assert tokenizer.encode("abbab").ids == [3, 2]
+    assert tokenizer.token_to_id("<|endoftext|>") is None

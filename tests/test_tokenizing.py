@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,11 +85,16 @@ def test_any_number_of_processes_gives_the_same_blocks_in_order(recipe: Recipe) 
     assert multiprocessing.active_children() == []
 
 
-def test_a_process_that_is_killed_ends_it_with_a_sentence(recipe: Recipe) -> None:
+@pytest.mark.parametrize("noticed", [False, True])
+def test_a_process_that_is_killed_ends_it_with_a_sentence(recipe: Recipe, noticed: bool) -> None:
+    """Whether that shows when a block is awaited, or when the next one is to be handed out."""
+
     def blocks() -> Iterator[list[str]]:
-        yield from (small_texts(20, seed) for seed in range(5))
+        yield from (small_texts(20, seed) for seed in range(2 if noticed else 5))
         for child in multiprocessing.active_children():
             os.kill(child.pid or 0, signal.SIGKILL)
+        if noticed:
+            time.sleep(1)
         yield from (small_texts(20, seed) for seed in range(50))
 
     with pytest.raises(RunError, match="a process that tokenizes was killed, perhaps for want of memory; the same"):

@@ -47,6 +47,16 @@ def test_a_tokenizer_json_comes_before_other_files_and_is_copied_as_it_is(tmp_pa
     assert (read_vocabulary(tmp_path).end_of_text, read_vocabulary(tmp_path).size) == (300, 301)
 
 
+def test_a_published_vocabulary_keeps_all_its_merges_and_gets_an_end_of_text(tmp_path: Path) -> None:
+    """Whether its merges begin with a version or not."""
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    for first_line in ("", "#version: 0.2\n"):
+        (tmp_path / "merges.txt").write_text(f"{first_line}a b\n")
+        vocabulary = read_vocabulary(tmp_path)
+        assert ids(vocabulary, "ab") == [2]
+        assert (vocabulary.end_of_text, vocabulary.size) == (3, 4)
+
+
 def test_files_that_are_no_vocabulary_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer.json: no such file"):
         read_vocabulary(tmp_path)

@@ -13,6 +13,9 @@ from tqdm import tqdm
 from training.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+TOKENIZER = "tokenizer.json"
+PUBLISHED = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+"""Names under which a byte-level BPE is published without a tokenizer.json; the second are OpenAI's of GPT-2."""
 DOCUMENTS_PER_BATCH = 32
 
 
@@ -35,12 +38,39 @@ def load_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Trains GPT-2's kind of byte-level BPE; `<|endoftext|>` gets the last id, as it has in GPT-2."""
-    tokenizer = Tokenizer(models.BPE())
+def read_published(folder: Path) -> Tokenizer | None:
+    """Reads a byte-level BPE from its vocabulary and its merges; None, where a folder lacks them.
+
+    The file of the merges may begin with a line `#version: ...`.
+
+    Raises:
+        UserError: they are not those of a BPE.
+    """
+    for vocabulary, merges in PUBLISHED:
+        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+            try:
+                return byte_level(models.BPE.from_file(str(folder / vocabulary), str(folder / merges)))
+            except Exception as error:  # the library raises bare Exception
+                raise UserError(
+                    f"{folder}: {vocabulary} and {merges} are not those of a byte-level BPE ({error}); fetch them again"
+                ) from error
+    return None
+
+
+def byte_level(model: models.BPE) -> Tokenizer:
+    """GPT-2's tokenizer around a model; `<|endoftext|>` is its end of text, if the model knows that token."""
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    if tokenizer.token_to_id(END_OF_TEXT) is not None:
+        tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Trains GPT-2's kind of byte-level BPE; `<|endoftext|>` gets the last id, as it has in GPT-2."""
+    tokenizer = byte_level(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - 1,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
 from training.errors import UserError
 from training.exchange.gpt2_format import config_from_gpt2, from_gpt2, has_qkv_bias, refuse_misfits, with_prefix
-from training.tokenizer import END_OF_TEXT, load_tokenizer
+from training.tokenizer import TOKENIZER as TOKENIZER
+from training.tokenizer import load_tokenizer, read_published
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-TOKENIZER = "tokenizer.json"
 FORERUNNER = {
     "tok_emb": "token_embedding",
     "pos_emb": "position_embedding",
@@ -201,19 +201,7 @@ def _forerunners_config(folder: Path) -> dict[str, Any]:
 
 
 def read_foreign_tokenizer(folder: Path) -> Tokenizer | None:
-    """The folder's tokenizer: tokenizer.json, or GPT-2's older vocab.json with merges.txt; None without either."""
+    """The folder's tokenizer: tokenizer.json, or GPT-2's older vocabulary and merges; None without either."""
     if (folder / TOKENIZER).is_file():
         return load_tokenizer(folder / TOKENIZER)
-    vocabulary, merges = folder / "vocab.json", folder / "merges.txt"
-    if not (vocabulary.is_file() and merges.is_file()):
-        return None
-    try:
-        tokenizer = Tokenizer(models.BPE.from_file(str(vocabulary), str(merges)))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{vocabulary}: does not fit {merges.name} as a BPE ({error}); fetch both again") from error
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    if tokenizer.token_to_id(END_OF_TEXT) is not None:
-        tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
+    return read_published(folder)

@@ -41,7 +41,7 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with staged_folder(destination) as folder, hub_errors(f"dataset {name}", revision):
+    with staged_folder(destination, keep_other=True) as folder, hub_errors(f"dataset {name}", revision):
         from huggingface_hub import HfApi, hf_hub_download
 
         check_token()

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from training.errors import UserError
-from training.preparation.dataset_files import file_digest, fingerprint
+from training.preparation.dataset_files import SPLITS, file_digest, fingerprint
 from training.rows import CHECKED_AT_ONCE, TokenFile
 from training.tokenizer import end_of_text_id, load_tokenizer
 
-SPLITS = ("train", "validation")
 AGAIN = "download or prepare the dataset again"
 
 
@@ -100,14 +99,15 @@ def _read_description(path: Path) -> dict[str, Any]:
         return {}
     try:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        size = description.get("vocab_size")
-        valid = isinstance(size, int | None) and all(
-            isinstance(entry, dict) for entry in description.get("splits", {}).values()
-        )
+        numbers = [description.get(key) for key in ("vocab_size", "end_of_text")]
+        entries = list(description.get("splits", {}).values())
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: is not a description of a dataset ({error}); {AGAIN}") from None
-    if not valid:
-        raise UserError(f"{path}: its vocab_size or splits are not those of a description; {AGAIN}")
+    numbers_are_right = all(number is None or type(number) is int for number in numbers)  # not isinstance: no bool
+    if not numbers_are_right or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{path}: its vocab_size, end_of_text or splits are not those of a description; {AGAIN}")
+    if "fingerprint" in description and description.get("end_of_text") is None:
+        raise UserError(f"{path}: has a fingerprint but no end_of_text, over which it would be; {AGAIN}")
     return description
 
 

@@ -19,7 +19,8 @@ from training.preparation.document_reader import read_documents
 from training.preparation.sources import Source
 from training.preparation.staging import Progress, Staging, staging
 from training.preparation.tokenizing import Recipe, cut_blocks, tokenize_blocks
-from training.preparation.vocabulary import TOKENIZER, Sample, Vocabulary, read_vocabulary, trained_vocabulary
+from training.preparation.vocabulary import Sample, Vocabulary, read_vocabulary, trained_vocabulary
+from training.tokenizer import TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def prepare_documents(
     states = [source.state for source in sources]
     command = {
         "sources": states,
-        "tokenizer": vocabulary.digest if isinstance(vocabulary, Vocabulary) else vocabulary,
+        "tokenizer": [vocabulary.digest, vocabulary.end_of_text] if isinstance(vocabulary, Vocabulary) else vocabulary,
         "settings": asdict(settings),
     }
     with staging(output, command) as place:
@@ -97,8 +98,7 @@ def _survey(place: Staging, sources: Sequence[Source], settings: Settings, vocab
     (place.dataset / TOKENIZER).write_bytes(vocabulary.content)
     # Until the description takes its place: read_vocabulary looks there for the end of text.
     (place.dataset / "dataset.json").write_text(json.dumps({"end_of_text": vocabulary.end_of_text}), encoding="utf-8")
-    place.progress.surveyed = True
-    place.record()
+    place.finish_survey()
 
 
 def _tokenize(

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 TokenType = np.dtype[np.unsignedinteger[Any]]
+SPLITS = ("train", "validation")
 HEADER_BYTES = 128
 """Of a token file that is written piece by piece: enough for 10^19 tokens."""
 
@@ -37,9 +38,7 @@ def write_description(folder: Path, **values: Any) -> None:
     """Writes dataset.json, of a dataset whose tokenizer.json lies beside it."""
     description = {"format": 1, "tokenizer": "tokenizer.json", **values}
     # At once, because a preparation that goes on after a kill reads the one that was there before.
-    new = folder / ".dataset.json.new"
-    new.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-    new.replace(folder / "dataset.json")
+    replace_content(folder / "dataset.json", json.dumps(description, indent=2) + "\n")
 
 
 def write_tokens(path: Path, ids: ArrayLike, vocab_size: int, **documents: NDArray[Any]) -> int:
@@ -108,11 +107,23 @@ class TokenWriter:
     """Writes a token file piece by piece; goes on with one that has been left."""
 
     def __init__(self, path: Path, dtype: TokenType, tokens: int = 0) -> None:
-        """Opens the file, and cuts off what it has behind its first `tokens` tokens."""
+        """Opens the file, and cuts off what it has behind its first `tokens` tokens.
+
+        Raises:
+            UserError: it has fewer.
+        """
         self.path, self.dtype, self.tokens = path, dtype, tokens
+        # Cutting would lengthen it, with tokens 0.
+        if tokens and path.stat().st_size < self.size:
+            raise UserError(f"{path}: has fewer than the {tokens:,} tokens that were written; start again without it")
         self._file = path.open("r+b" if tokens else "wb")
-        self._file.truncate(HEADER_BYTES + tokens * dtype.itemsize)
+        self._file.truncate(self.size)
         self._file.seek(0, os.SEEK_END)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return HEADER_BYTES + self.tokens * self.dtype.itemsize
 
     def append(self, tokens: bytes) -> None:
         """Adds tokens, as they are to lie in the file."""
@@ -139,6 +150,32 @@ class TokenWriter:
         self._file.close()
 
 
+def replace_content(path: Path, text: str) -> None:
+    """Gives a file a new content: whoever reads it, also after a power loss, finds the old or the new one whole."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    bring_to_disk(new)
+    new.replace(path)
+    bring_to_disk(path.parent)
+
+
+def bring_to_disk(path: Path) -> None:
+    """Returns when the content of a file, or the names in a folder, would survive a power loss."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def publish(folder: Path, destination: Path) -> None:
+    """Gives a folder its name, where there is nothing or an empty folder, once all in it is on the disk."""
+    for path in (*folder.rglob("*"), folder):
+        bring_to_disk(path)
+    folder.rename(destination)
+    bring_to_disk(destination.parent)
+
+
 def file_digest(path: Path) -> str:
     """sha256 of a file's content."""
     with path.open("rb") as file:
@@ -163,22 +200,29 @@ def fraction_of(text: str) -> float:
 
 
 def refuse_existing(destination: Path) -> None:
-    """Raises a UserError where a new dataset would take the place of something."""
+    """Raises a UserError where a new dataset would take the place of something, or has no name to take."""
+    if destination.name in ("", ".."):
+        raise UserError(f"{destination}: is not the name of a new folder; give one that is, such as datasets/mine")
     dangling = destination.is_symlink() and not destination.exists()
     if dangling or destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
         raise UserError(f"{destination}: exists already; a dataset is never overwritten; remove it first")
 
 
 @contextlib.contextmanager
-def staged_folder(destination: Path) -> Iterator[Path]:
+def staged_folder(destination: Path, keep_other: bool = False) -> Iterator[Path]:
     """Gives a hidden folder beside `destination` that takes its name once it is complete.
 
     So a dataset is there in whole or not at all. On an exception the hidden folder is removed; one left by a
-    killed process goes when the next one starts. Where another process has published the same destination
-    in the meantime, its folder stays and ours is dropped.
+    killed process goes when the next one starts.
+
+    Args:
+        destination: the new folder.
+        keep_other: where another process has published the same destination in the meantime, its folder is as good as
+            ours, which is dropped; else that is a mistake.
 
     Raises:
         UserError: `destination` holds something already, or its parent cannot be written.
+        RunError: a file could not be written.
     """
     refuse_existing(destination)
     # The host is part of the name because a process id says nothing on another node of a shared disk.
@@ -196,10 +240,17 @@ def staged_folder(destination: Path) -> Iterator[Path]:
     try:
         yield folder
         try:
-            folder.rename(destination)
+            publish(folder, destination)
         except OSError:
             if not destination.is_dir():
                 raise
+            if not keep_other:
+                raise UserError(
+                    f"{destination}: was made by another process in the meantime, and stays as it is; nothing is "
+                    "overwritten; choose another name"
+                ) from None
+    except OSError as error:
+        raise RunError(f"{destination}: cannot be written ({error}); make room, or choose another folder") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

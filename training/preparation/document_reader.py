@@ -1,7 +1,7 @@
 """Reads the documents of a source, one after the other, from text, JSON lines or Parquet, also compressed.
 
-Nothing is held but the document at hand and what has been read ahead: a quarter of a mebibyte, decompressed; of
-Parquet, some rows and the column of one row group.
+Nothing is held but the document at hand and what has been read ahead: a quarter of a mebibyte, and of a compressed file
+what some hundred bytes of it expand to; of Parquet, some rows and the column of one row group.
 """
 
 import json
@@ -15,9 +15,10 @@ from training.preparation.sources import SourceFile
 
 LARGEST_DOCUMENT = 64 * 2**20
 READ_AT_ONCE = 2**18
+DECOMPRESSED_AT_ONCE = 512
+"""Bytes of a compressed file: zstd makes at most 16 MiB of them (of 4 bytes a block of 128 KiB), gzip half a MiB."""
 ROWS_AT_ONCE = 256
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-EXTRA = "install it with: pip install -e '.[data]'"
 
 Progress = Callable[[int], object]
 """Is told how many bytes of a source's file have been read since the last time."""
@@ -150,10 +151,16 @@ def _chunks(file: SourceFile, progress: Progress) -> Iterator[bytes]:
         yield from raw
         return
     try:
-        yield from _decompressed(raw, _decompressor(file))
+        # gzip files may be padded with zeros, as tapes are.
+        yield from _decompressed(raw, _decompressor(file), b"\0" if file.compression == ".gz" else b"")
     except (UserError, RunError):
         raise
     except Exception as error:  # zstandard's own derives from Exception alone
+        if "too much memory" in str(error):
+            raise UserError(
+                f"{file.path}: was made with a window above 128 MiB, which no reader allows unasked; compress it again "
+                "without zstd's --long, or with --long=27"
+            ) from error
         raise UserError(f"{file.path}: cannot be decompressed ({error}); fetch or compress it again") from error
 
 
@@ -164,18 +171,24 @@ def _raw_chunks(path: Path, progress: Progress) -> Iterator[bytes]:
                 progress(len(chunk))
                 yield chunk
     except OSError as error:
-        raise RunError(f"{path}: cannot be read ({error.strerror}); then the same command goes on") from error
+        raise _disk_fails(path, error) from error
 
 
-def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor]) -> Iterator[bytes]:
-    """Of a file of several compressed parts, all."""
+def _disk_fails(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path}: cannot be read ({error.strerror}); then the same command goes on")
+
+
+def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor], padding: bytes) -> Iterator[bytes]:
+    """Of a file of several compressed parts, all; `padding` may lie behind each of them."""
     decompressor = new()
     for chunk in raw:
-        while chunk:
-            if decompressor.eof:
-                decompressor = new()
-            yield decompressor.decompress(chunk)
-            chunk = decompressor.unused_data
+        for start in range(0, len(chunk), DECOMPRESSED_AT_ONCE):
+            rest = chunk[start : start + DECOMPRESSED_AT_ONCE]
+            while rest := rest.lstrip(padding) if decompressor.eof else rest:
+                if decompressor.eof:
+                    decompressor = new()
+                yield decompressor.decompress(rest)
+                rest = decompressor.unused_data
     if not decompressor.eof:
         raise ValueError("it ends in the middle")
 
@@ -183,21 +196,18 @@ def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor]) -> Iter
 def _decompressor(file: SourceFile) -> Callable[[], Decompressor]:
     if file.compression == ".gz":
         return lambda: zlib.decompressobj(wbits=31)
-    try:
-        import zstandard
-    except ImportError:
-        raise UserError(f"{file.path}: is compressed with zstd, which needs the package zstandard; {EXTRA}") from None
+    import zstandard
+
     return lambda: zstandard.ZstdDecompressor().decompressobj()
 
 
 def _parquet_texts(file: SourceFile, key: str, progress: Progress) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    row, told = 0, 0
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(f"{file.path}: is Parquet, which needs the package pyarrow; {EXTRA}") from None
-    size, row, told = file.path.stat().st_size, 0, 0
-    try:
+        size = file.path.stat().st_size
         with pyarrow.parquet.ParquetFile(file.path) as table:
             names = table.schema_arrow.names
             if key not in names:
@@ -207,10 +217,22 @@ def _parquet_texts(file: SourceFile, key: str, progress: Progress) -> Iterator[s
             for batch in table.iter_batches(ROWS_AT_ONCE, columns=[key]):
                 for text in batch.column(0).to_pylist():
                     row += 1
-                    yield "" if text is None else check_text(key, text)
+                    yield "" if text is None else _check_length(file, row, check_text(key, text))
                 reached = size * row // max(table.metadata.num_rows, 1)
                 progress(reached - told)
                 told = reached
     except (pyarrow.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own, of a damaged file, has none
+            raise _disk_fails(file.path, error) from error
         raise UserError(f"{file.path}: cannot be read after row {row:,} ({error}); fetch or make it again") from error
     progress(size - told)
+
+
+def _check_length(file: SourceFile, row: int, text: str) -> str:
+    # A character has at most four bytes, so that short texts need not be encoded.
+    if len(text) * 4 > LARGEST_DOCUMENT and len(text.encode()) > LARGEST_DOCUMENT:
+        raise UserError(
+            f"{file.path}, row {row:,}: has more than {LARGEST_DOCUMENT // 2**20} MiB; a document may not; cut it into "
+            "several"
+        )
+    return text

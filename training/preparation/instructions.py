@@ -15,7 +15,6 @@ from tqdm import tqdm
 
 from training.errors import UserError
 from training.preparation.dataset_files import (
-    file_digest,
     fingerprint,
     fraction_of,
     staged_folder,
@@ -23,9 +22,9 @@ from training.preparation.dataset_files import (
     write_split,
 )
 from training.preparation.document_reader import Progress, check_text, parse_object, read_lines
-from training.preparation.sources import SourceFile
-from training.preparation.vocabulary import TOKENIZER, Vocabulary, read_vocabulary
-from training.tokenizer import DOCUMENTS_PER_BATCH
+from training.preparation.sources import Source, SourceFile
+from training.preparation.vocabulary import Vocabulary, read_vocabulary
+from training.tokenizer import DOCUMENTS_PER_BATCH, TOKENIZER
 
 # The prompts that Stanford Alpaca was trained with (github.com/tatsu-lab/stanford_alpaca, README), word for word.
 ALPACA = (
@@ -66,7 +65,7 @@ class _Split:
         return write_split(folder, name, counts, tokens, vocab_size, document_ends=ends, loss_mask=mask)
 
 
-def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path, validation_share: float) -> None:
+def prepare_instructions(sources: Sequence[Source], output: Path, tokenizer: Path, validation_share: float) -> None:
     """Writes the document dataset `output` from instruction data.
 
     A document is a prompt, its response and the end of text. Prompt and response are tokenized apart, so that the
@@ -81,24 +80,22 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
         validation_share: of the records, in [0, 1); 0 writes no validation file.
 
     Raises:
-        UserError: naming the file and line, or the option, that is wrong.
+        UserError: naming the file and line that is wrong.
+        RunError: a file could not be read or written.
     """
-    if not 0 <= validation_share < 1:
-        raise UserError(
-            f"--validation-share: is {validation_share:g}; it is a share of the records, from 0 to below 1; correct it"
-        )
     vocabulary = read_vocabulary(tokenizer)
-    total = sum(_size(source) for source in sources)
+    files = [file for source in sources for file in source.files]
+    total = sum(file.path.stat().st_size for file in files)
     with (
         staged_folder(output) as folder,
         tqdm(total=total, desc=output.name, unit="B", unit_scale=True, disable=None, leave=False) as bar,
     ):
-        records = (record for source in sources for record in read_records(source, bar.update))
+        records = (record for file in files for record in read_records(file, bar.update))
         splits = _split(records, vocabulary, validation_share)
         if not splits["train"].ends:
             raise UserError(
-                f"{sources[0]}: leaves no record to train on, and {len(splits['validation'].ends):,} to validate on; a "
-                "dataset needs one to train on; give more records, or a smaller --validation-share"
+                f"{files[0].path}: leaves no record to train on, and {len(splits['validation'].ends):,} to validate "
+                "on; a dataset needs one to train on; give more records, or a smaller --validation-share"
             )
         counts = {name: split.write(folder, name, vocabulary.size) for name, split in splits.items() if split.ends}
         (folder / TOKENIZER).write_bytes(vocabulary.content)
@@ -108,7 +105,7 @@ def prepare_instructions(sources: Sequence[Path], output: Path, tokenizer: Path,
             kind="documents",
             vocab_size=vocabulary.size,
             end_of_text=vocabulary.end_of_text,
-            source=[{"file": source.name, "sha256": file_digest(source)} for source in sources],
+            source=[entry for source in sources for entry in source.description],
             licence=None,
             validation_share=validation_share,
             fingerprint=fingerprint(vocabulary.digest, vocabulary.end_of_text, counts),
@@ -135,24 +132,24 @@ def _tell(output: Path, counts: dict[str, dict[str, int | str]]) -> None:
     print(f"{output.name}: {said}, in {output}{without}", file=sys.stderr)
 
 
-def read_records(path: Path, progress: Progress) -> Iterator[Record]:
+def read_records(file: SourceFile, progress: Progress) -> Iterator[Record]:
     """Yields (prompt, response) of each line of a JSONL file; lines of nothing but white space are passed over.
 
     A record is {"prompt", "response"}, or Alpaca's {"instruction", "output"} with an optional "input", which is
     rendered with the published template. Other keys are left alone.
 
     Args:
-        path: the file, in UTF-8.
+        file: of lines in UTF-8.
         progress: is told how many bytes have been read.
 
     Raises:
         UserError: naming file and line, and what is wrong with it.
     """
-    for number, line in read_lines(SourceFile(path, path.name), progress):
+    for number, line in read_lines(file, progress):
         try:
             record = _record(parse_object(line))
         except ValueError as error:
-            raise UserError(f"{path}, line {number}: {error}; {RECORD}; correct or remove the line") from None
+            raise UserError(f"{file.path}, line {number}: {error}; {RECORD}; correct or remove the line") from None
         yield record
 
 
@@ -186,9 +183,3 @@ def _encoded(records: Iterator[Record], tokenizer: Tokenizer) -> Iterator[tuple[
         texts = [text for record in batch for text in record]
         ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
         yield from zip(batch, ids[::2], ids[1::2], strict=True)
-
-
-def _size(path: Path) -> int:
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file; instruction data are files of JSON lines; correct the path")
-    return path.stat().st_size

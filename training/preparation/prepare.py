@@ -7,7 +7,7 @@ from pathlib import Path
 from training.errors import UserError
 from training.preparation.corpus import Settings, prepare_documents
 from training.preparation.document_reader import parse_object, read_lines
-from training.preparation.sources import REPOSITORY, SourceFile, find_sources
+from training.preparation.sources import Source, SourceFile, find_sources
 from training.preparation.vocabulary import SMALLEST, Vocabulary, byte_vocabulary, read_vocabulary
 
 TEXT_KEY = "text"
@@ -58,9 +58,8 @@ def prepare(
     """
     _check(options)
     sources = find_sources(names, revision, patterns)
-    files = [file for source in sources for file in source.files]
-    if options.text_key is None and _holds_instructions(files[0]):
-        _prepare_instructions([file.path for file in files], output, options)
+    if options.text_key is None and _holds_instructions(sources[0].files[0]):
+        _prepare_instructions(sources, output, options)
         return
     share = VALIDATION_SHARE if options.validation_share is None else options.validation_share
     settings = Settings(options.text_key or TEXT_KEY, options.separator, share, options.decontaminate)
@@ -113,25 +112,29 @@ def _holds_instructions(file: SourceFile) -> bool:
     return False
 
 
-def _prepare_instructions(files: Sequence[Path], output: Path, options: Options) -> None:
+def _prepare_instructions(sources: Sequence[Source], output: Path, options: Options) -> None:
     from training.preparation.instructions import prepare_instructions
 
     if options.tokenizer is None:
         raise UserError(
-            f"{files[0]}: holds instructions, which need the tokenizer of the model to train on them; give "
-            "--tokenizer, or the key of a text with --text-key"
+            f"{sources[0].files[0].path}: holds instructions, which need the tokenizer of the model to train on them; "
+            "give --tokenizer, or the key of a text with --text-key"
         )
     if options.decontaminate is not None:
         raise UserError("--decontaminate: is for running text; leave it out for instructions")
     share = options.validation_share
     tokenizer = _tokenizer_path(options.tokenizer, output.parent)
-    prepare_instructions(files, output, tokenizer, VALIDATION_SHARE_OF_INSTRUCTIONS if share is None else share)
+    prepare_instructions(sources, output, tokenizer, VALIDATION_SHARE_OF_INSTRUCTIONS if share is None else share)
 
 
 def _tokenizer_path(tokenizer: str, datasets: Path) -> Path:
     """Where a tokenizer lies; one of the Hub is downloaded beside the datasets, as a run's data.tokenizer is."""
     path = Path(tokenizer)
-    if path.exists() or not REPOSITORY.fullmatch(tokenizer) or path.suffix == ".json":
+    if path.exists() or path.suffix == ".json":
+        return path
+    from training.config import repository_problem  # imports torch
+
+    if repository_problem(tokenizer):
         return path
     file = datasets / ".tokenizers" / tokenizer / "tokenizer.json"
     if not file.exists():

@@ -56,7 +56,7 @@ def prepare_python_library(output: Path) -> None:
         )
     total = sum(len(text.encode()) for texts in splits.values() for text in texts)
     with (
-        staged_folder(output) as folder,
+        staged_folder(output, keep_other=True) as folder,
         tqdm(total=total, desc=PYTHON_LIBRARY, unit="B", unit_scale=True, disable=None, leave=False) as bar,
     ):
         tokenizer = train_tokenizer(splits["train"], VOCAB_SIZE)

@@ -1,7 +1,7 @@
 """What a dataset is made from: files on this machine or on the Hub, of text, JSON lines or Parquet."""
 
 import fnmatch
-import re
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -19,7 +19,8 @@ NOT_OF_A_FOLDER = ".json"
 """Read as JSON lines where it is named, but passed over in folders, where it is rather a description."""
 COMPRESSIONS = (".gz", ".zst")
 READABLE = ".txt, .text or .md, .jsonl, .jsonlines or .ndjson, .parquet; all but the last also with .gz or .zst behind"
-REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+PACKAGES = {"Parquet": "pyarrow", ".zst": "zstandard"}
+"""That a format or a compression needs."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,11 @@ def _find(source: str, revision: str | None, patterns: Sequence[str]) -> Source:
     if source and path.exists():
         if not _suffixes(path.name)[0]:
             raise UserError(f"{source}: is of no format that is known here; read are {READABLE}; convert or rename it")
+        _check_packages([source])
         return Source((SourceFile(path, path.name),))
-    if REPOSITORY.fullmatch(source) and not _suffixes(source)[0] and ".." not in source and "--" not in source:
+    from training.config import repository_problem  # imports torch
+
+    if not repository_problem(source) and not _suffixes(source)[0]:
         from training.hub.hub_client import download_source_files
 
         commit, files = download_source_files(source, revision, lambda names: choose_files(source, names, patterns))
@@ -123,7 +127,7 @@ def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> 
     """Those of a folder's or repository's files that can be read and match a pattern, ordered.
 
     Raises:
-        UserError: there is none; it names some that there are.
+        UserError: there is none, and it names some that there are; or a package is missing that one needs.
     """
     visible = [name for name in names if not any(part.startswith(".") for part in name.split("/"))]
     readable = [name for name in visible if _suffixes(name)[0] not in ("", NOT_OF_A_FOLDER)]
@@ -140,7 +144,17 @@ def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> 
         which = f"no file that matches {' or '.join(patterns)} and can be read" if patterns else "no file to read"
         some = ", ".join(sorted(visible)[:5]) or "nothing"
         raise UserError(f"{source}: has {which}, only {some}; read are {READABLE}; name other files with --files")
+    _check_packages(chosen)
     return sorted(chosen)
+
+
+def _check_packages(names: Sequence[str]) -> None:
+    """Refuses a file that needs a package which is missing, before hours go into the files before it."""
+    for name in names:
+        suffix, compression = _suffixes(name)
+        package = PACKAGES.get(compression or FORMATS[suffix])
+        if package and importlib.util.find_spec(package) is None:
+            raise UserError(f"{name}: needs the package {package}; install it with: pip install -e '.[data]'")
 
 
 def _suffixes(name: str) -> tuple[str, str]:

@@ -7,7 +7,6 @@ datasets/.NAME.preparing/dataset/         becomes datasets/NAME
 
 import json
 import math
-import os
 import shutil
 import sys
 import time
@@ -19,10 +18,17 @@ from typing import Any
 
 from training import lock
 from training.errors import RunError, UserError
-from training.preparation.dataset_files import HEADER_BYTES, TokenType, TokenWriter, refuse_existing
+from training.preparation.dataset_files import (
+    SPLITS,
+    TokenType,
+    TokenWriter,
+    bring_to_disk,
+    publish,
+    refuse_existing,
+    replace_content,
+)
 from training.preparation.tokenizing import Block, Counts
 
-SPLITS = ("train", "validation")
 SECONDS_BETWEEN_RECORDS = 1.0
 
 
@@ -37,6 +43,8 @@ class Progress:
     empty: int = 0
     splits: dict[str, Counts] = field(default_factory=lambda: {split: Counts() for split in SPLITS})
     dropped: Counts = field(default_factory=Counts)
+    files: dict[str, int] = field(default_factory=dict)
+    """Bytes, at least, of the files that it needs, by their path in the folder: those of the survey and the tokens."""
 
     def add(self, block: Block) -> None:
         """Counts a block that has been written."""
@@ -85,19 +93,22 @@ class Staging:
         return progress
 
     def _are_there(self, progress: Progress) -> bool:
-        files = [self.dataset / f"{split}.safetensors" for split in SPLITS if progress.splits[split].tokens]
-        sizes = [HEADER_BYTES + progress.splits[file.stem].tokens for file in files]  # at least
-        return all(file.is_file() and file.stat().st_size >= size for file, size in zip(files, sizes, strict=True))
+        files = [(self.folder / name, size) for name, size in progress.files.items()]
+        return all(file.is_file() and file.stat().st_size >= size for file, size in files)
 
     def record(self) -> None:
         """Records the progress; what it counts must be on the disk."""
         content = json.dumps({"command": self.command, "progress": asdict(self.progress)})
-        new = self.folder / "progress.new"
-        with new.open("w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(self.folder / "progress.json")
+        replace_content(self.folder / "progress.json", content)
+
+    def finish_survey(self) -> None:
+        """Records that the first pass is done, and what it has left: n-grams, tokenizer and end of text."""
+        files = [file for file in (self.ngrams, *self.dataset.iterdir()) if file.exists()]
+        for file in (*files, self.dataset, self.folder):
+            bring_to_disk(file)
+        self.progress.files = {str(file.relative_to(self.folder)): file.stat().st_size for file in files}
+        self.progress.surveyed = True
+        self.record()
 
     def write(self, blocks: Iterator[Block], dtype: TokenType) -> None:
         """Adds blocks to the token files, and records the progress now and then."""
@@ -122,6 +133,8 @@ class Staging:
     def _flush(self, writers: dict[str, TokenWriter]) -> None:
         for writer in writers.values():
             writer.flush()
+            if writer.tokens:
+                self.progress.files[str(writer.path.relative_to(self.folder))] = writer.size
         self.record()
         self._recorded_at = time.monotonic()
 
@@ -140,10 +153,10 @@ def staging(output: Path, command: dict[str, Any]) -> Iterator[Staging]:
         UserError: `output` holds something already, cannot be written, or another process is at it.
         RunError: a file could not be written, or the user interrupted it.
     """
+    refuse_existing(output)
     folder = output.with_name(f".{output.name}.preparing")
     with ExitStack() as stack:
         try:
-            refuse_existing(output)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock.held(folder / "lock"))
             place = Staging(folder, command)
@@ -154,9 +167,7 @@ def staging(output: Path, command: dict[str, Any]) -> Iterator[Staging]:
         try:
             refuse_existing(output)  # another process may just have published it
             yield place
-            if output.is_dir():  # empty, or refused above
-                output.rmdir()
-            place.dataset.rename(output)
+            publish(place.dataset, output)
         except OSError as error:
             raise RunError(f"{output}: cannot be written ({error}); then the same command goes on") from error
         except KeyboardInterrupt:

@@ -126,20 +126,16 @@ def tokenize_blocks(blocks: Iterable[list[str]], recipe: Recipe, workers: int) -
         yield from map(BlockTokenizer(recipe), blocks)
         return
     waiting: deque[tuple[int, Future[Block]]] = deque()
-    with _pool(recipe, workers) as pool:
-        for block in blocks:
-            size = sum(map(len, block))
-            while waiting and (len(waiting) > 2 * workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
-                yield _result(waiting)
-            with _without_interrupts():
-                waiting.append((size, pool.submit(_tokenize, block)))
-        while waiting:
-            yield _result(waiting)
-
-
-def _result(waiting: "deque[tuple[int, Future[Block]]]") -> Block:
     try:
-        return waiting.popleft()[1].result()
+        with _pool(recipe, workers) as pool:
+            for block in blocks:
+                size = sum(map(len, block))
+                while waiting and (len(waiting) > 2 * workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
+                    yield waiting.popleft()[1].result()
+                with _without_interrupts():
+                    waiting.append((size, pool.submit(_tokenize, block)))
+            while waiting:
+                yield waiting.popleft()[1].result()
     except BrokenProcessPool:
         raise RunError(
             "a process that tokenizes was killed, perhaps for want of memory; the same command goes on where this one "

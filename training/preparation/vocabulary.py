@@ -2,22 +2,26 @@
 
 import hashlib
 import heapq
-import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models
 
 from training.errors import UserError
-from training.tokenizer import END_OF_TEXT, end_of_text_id, load_tokenizer, train_tokenizer
+from training.tokenizer import (
+    END_OF_TEXT,
+    TOKENIZER,
+    byte_level,
+    end_of_text_id,
+    load_tokenizer,
+    read_published,
+    train_tokenizer,
+)
 
-TOKENIZER = "tokenizer.json"
 SAMPLE_BYTES = 64 * 2**20
 SMALLEST = 257
-PUBLISHED = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-"""Names under which a byte-level BPE is published without a tokenizer.json; the second are OpenAI's of GPT-2."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,11 @@ def read_vocabulary(path: Path) -> Vocabulary:
     Raises:
         UserError: there is none, it cannot be read, or it has no end of text.
     """
-    published = next((pair for pair in PUBLISHED if all((path / name).is_file() for name in pair)), None)
     file = path / TOKENIZER if path.is_dir() else path
-    if published and not file.is_file():
-        tokenizer = _read_published(path, *published)
+    published = None if file.is_file() else read_published(path)
+    if published is not None:
+        tokenizer = published
+        tokenizer.add_special_tokens([END_OF_TEXT])  # gets the next id, unless it has one
         content = tokenizer.to_str(pretty=True).encode()
     else:
         tokenizer = load_tokenizer(file)
@@ -66,28 +71,6 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return Vocabulary(tokenizer, end_of_text, content)
 
 
-def _read_published(folder: Path, vocabulary: str, merges: str) -> Tokenizer:
-    try:
-        ids = json.loads((folder / vocabulary).read_text(encoding="utf-8"))
-        lines = (folder / merges).read_text(encoding="utf-8").splitlines()
-        pairs = [(first, second) for first, second in (line.split() for line in lines[1:] if line)]
-        return _byte_level(models.BPE(vocab=ids, merges=pairs))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise UserError(
-            f"{folder}: {vocabulary} and {merges} are not those of a byte-level BPE ({error}); fetch them again"
-        ) from error
-
-
-def _byte_level(model: models.BPE) -> Tokenizer:
-    """GPT-2's tokenizer around a model; its end of text gets the next id, unless the model knows it."""
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
-
-
 def byte_vocabulary() -> Vocabulary:
     """256 bytes, whose ids are their values, and the end of text behind them."""
     # OpenAI's bytes_to_unicode (gpt-2/src/encoder.py): printable characters stand for themselves, the other bytes, in
@@ -95,7 +78,9 @@ def byte_vocabulary() -> Vocabulary:
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = [byte for byte in range(256) if byte not in printable]
     characters = {byte: chr(byte) for byte in printable} | {byte: chr(256 + n) for n, byte in enumerate(others)}
-    return _made(_byte_level(models.BPE(vocab={character: byte for byte, character in characters.items()}, merges=[])))
+    tokenizer = byte_level(models.BPE(vocab={character: byte for byte, character in characters.items()}, merges=[]))
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return _made(tokenizer)
 
 
 def trained_vocabulary(texts: Iterable[str], size: int) -> Vocabulary:
