@@ -2,12 +2,13 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Workplace
+from conftest import REPOSITORY, Workplace
 from fake_hub import READ_TOKEN, TOKEN, FakeHub
 from recorded_runs import begin, event, write_run
 from small_checkpoints import save
@@ -19,6 +20,7 @@ from training.hub.push import Push, base_model_of
 from training.metrics_file import read_metrics
 
 NAME = "tester/model"
+DATA = ("--datasets", "DATASETS")
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ def worker(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_a_failed_upload_ends_with_1_and_loses_nothing(
     hub: FakeHub, place: Place, worker: Worker, tmp_path: Path
 ) -> None:
-    """R86: told with the command to repeat it; and resuming the finished run uploads what is missing, once."""
+    """Told with the command that repeats it, file for file; and resuming the finished run does so too, once."""
     train = ["ddp_train.py", place.config, place.work.datasets, "--output", tmp_path]
     train += ["--set", "hub.repo=tester/second"]
     hub.fail("/commit/", 403)
@@ -70,7 +72,7 @@ def test_a_failed_upload_ends_with_1_and_loses_nothing(
     assert last == (
         "error: tester/second: the token may not write there (HTTP 403: injected); use one that may, or another "
         f"repository; nothing is lost, {run / 'hub'} holds what was to be uploaded; to try again: "
-        f"isobatch push {run} tester/second"
+        f"isobatch push {run} tester/second --datasets {place.work.datasets}"
     )
     assert read_metrics(run / "metrics.jsonl").events[-1]["event"] == "finished"
     assert (run / "report.md").is_file()
@@ -80,6 +82,14 @@ def test_a_failed_upload_ends_with_1_and_loses_nothing(
     assert hub.files("model", "tester/second") == []
 
     hub.faults.clear()
+    done = worker.run(*shlex.split(last.partition("to try again: ")[2]))
+    assert done.status == 0, done.errors
+    assert hub.files("model", "tester/second") == PUSHED
+    for file in PUSHED:
+        if file not in ("metrics.jsonl", "README.md"):
+            assert hub.read("model", "tester/second", file) == (run / "hub" / file).read_bytes()
+
+    hub.repositories.clear()
     hub.requests.clear()
     done = worker.run(*train, "--resume", "latest")
     assert done.status == 0, done.errors
@@ -128,8 +138,9 @@ def test_what_cannot_be_uploaded_is_refused_before_training(
         (["RUN", NAME, "--licence", "apache"], "REPO: tester/model: the Hub knows no licence 'apache'"),
         (["RUN", "me/x"], "REPO: me/x: the token in HF_TOKEN is tester's, who may not write to me"),
         (["nothing", NAME], "'nothing': there is no such run or checkpoint"),
-        (["RUN", NAME, "--dry-run", "--output", "."], ".: exists already; nothing is overwritten"),
-        (["BARE", NAME, "--dry-run"], "lies in no run's folder; give a folder for the upload with --output"),
+        (["RUN", NAME, "--dry-run", *DATA, "--output", "."], ".: exists already; nothing is overwritten"),
+        (["RUN", NAME], "/datasets/data: there is no such folder, so nobody knows whether the model has a tokenizer"),
+        (["BARE", NAME, "--dry-run", *DATA], "lies in no run's folder; give a folder for the upload with --output"),
     ],
 )
 def test_mistakes_on_the_command_line(
@@ -139,7 +150,7 @@ def test_mistakes_on_the_command_line(
     bare.mkdir()
     for file in (place.run / "latest").iterdir():
         (bare / file.name).write_bytes(file.read_bytes())
-    places = {"RUN": str(place.run), "BARE": str(bare)}
+    places = {"RUN": str(place.run), "BARE": str(bare), "DATASETS": str(place.work.datasets)}
     done = worker.run("isobatch", "push", *(places.get(word, word) for word in words))
     assert done.status == 2
     assert done.errors.startswith("error: ")
@@ -166,11 +177,25 @@ def test_the_command_that_repeats_a_push(tmp_path: Path) -> None:
     """With what was chosen; the last checkpoint goes by the run's name."""
     folder = save(tmp_path / "run", 4)
     (tmp_path / "run" / "config.yaml").touch()
-    wish = Push(folder, small_config(), NAME, private=False, licence="mit", dtype="bfloat16", branch="half")
+    vocabulary, ours = tmp_path / "tokenizer.json", REPOSITORY / "datasets"
+    wish = Push(
+        *(folder, small_config(), NAME, tmp_path),
+        private=False,
+        licence="mit",
+        tokenizer=vocabulary,
+        dtype="bfloat16",
+        branch="half",
+    )
     options = "--public --licence mit --branch half --dtype bfloat16"
-    assert wish.again() == f"isobatch push {tmp_path}/run/step_00000004 {NAME} {options}"
+    places = f"--datasets {tmp_path} --tokenizer {vocabulary}"
+    assert wish.again() == f"isobatch push {tmp_path}/run/step_00000004 {NAME} {options} {places}"
     (tmp_path / "run" / "latest").symlink_to(folder.name)
-    assert Push(folder, small_config(), NAME).again() == f"isobatch push {tmp_path}/run {NAME}"
+    assert Push(folder, small_config(), NAME, ours).again() == f"isobatch push {tmp_path}/run {NAME}"
+    own = tmp_path / "data" / "tokenizer.json"
+    own.parent.mkdir()
+    own.touch()
+    again = Push(folder, small_config(), NAME, tmp_path, tokenizer=own).again()
+    assert again == f"isobatch push {tmp_path}/run {NAME} --datasets {tmp_path}"
 
 
 @pytest.mark.slow

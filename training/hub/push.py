@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from training.charts import draw_charts
-from training.checkpoint import FOR_THE_MODEL, find_checkpoint
+from training.checkpoint import FOR_THE_MODEL, checkpoint_name, find_checkpoint
 from training.config import LICENCE_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file
@@ -42,13 +42,13 @@ class Push:
     checkpoint: Path
     config: RunConfig
     repository: str
+    datasets: Path
+    """The folder of the datasets."""
     private: bool = True
     """Of a repository that is made."""
     licence: str | None = None
     """As the Hub calls it."""
     tokenizer: Path | None = None
-    description: Path | None = None
-    """The dataset's dataset.json; it need not exist."""
     dtype: Dtype = "float32"
     branch: str = "main"
     output: Path | None = None
@@ -65,17 +65,28 @@ class Push:
         """The run's name, or that of a checkpoint without a run."""
         return (self.run or self.checkpoint).resolve().name
 
+    @property
+    def description(self) -> Path:
+        """The dataset's dataset.json, which need not exist."""
+        return self.datasets / self.config.data.dataset / "dataset.json"
+
     def again(self) -> str:
-        """The command that repeats this push."""
+        """The command that repeats this push, from any folder."""
         place = self.run or self.checkpoint
         name = place.name if place.parent == REPOSITORY / "checkpoints" else str(place.resolve())
         if self.run is not None and (self.run / "latest").resolve() != self.checkpoint.resolve():
             name = f"{name}/{self.checkpoint.name}"
         words = ["isobatch", "push", name, self.repository, *([] if self.private else ["--public"])]
-        options = {"--licence": self.licence, "--branch": self.branch, "--dtype": self.dtype}
-        defaults = {"--branch": "main", "--dtype": "float32"}
-        for option, value in options.items():
-            words += [] if value in (None, defaults.get(option)) else [option, str(value)]
+        own = tokenizer_file(self.config.data, self.datasets)
+        options = {
+            "--licence": (self.licence, None),
+            "--branch": (self.branch, "main"),
+            "--dtype": (self.dtype, "float32"),
+            "--datasets": (self.datasets.resolve(), (REPOSITORY / "datasets").resolve()),
+            "--tokenizer": (self.tokenizer and self.tokenizer.resolve(), own and own.resolve()),
+        }
+        for option, (value, default) in options.items():
+            words += [] if value in (None, default) else [option, str(value)]
         return shlex.join(words)
 
 
@@ -128,13 +139,13 @@ def push_run(folder: Path, config: RunConfig, datasets: Path, log: RunLog, step:
     if any(event["step"] == step and event.get("repository") == repository for event in done):
         return
     push = Push(
-        checkpoint=find_checkpoint(folder, "latest", FOR_THE_MODEL).path,
+        checkpoint=find_checkpoint(folder, checkpoint_name(step), FOR_THE_MODEL).path,
         config=config,
         repository=repository,
+        datasets=datasets,
         private=config.hub.private,
         licence=config.hub.licence,
         tokenizer=tokenizer_file(config.data, datasets),
-        description=datasets / config.data.dataset / "dataset.json",
     )
     log.event(step, "pushed", repository=repository, commit=push_model(push, log.say))
 
@@ -146,6 +157,11 @@ def build_folder(push: Push, say: Say) -> Path:
         UserError: `output` holds something, there is no place for the folder, or the checkpoint is damaged.
         RunError: the disk refuses.
     """
+    if push.tokenizer is None and not push.description.parent.is_dir():
+        raise UserError(
+            f"{push.description.parent}: there is no such folder, so nobody knows whether the model has a tokenizer; "
+            "give the folder of the run's dataset with --datasets, or a tokenizer.json with --tokenizer"
+        )
     if push.output is None and push.run is None:
         raise UserError(f"{push.checkpoint}: lies in no run's folder; give a folder for the upload with --output")
     folder = push.output or push.run / HUB  # type: ignore[operator]  # one of them is there
@@ -154,7 +170,8 @@ def build_folder(push: Push, say: Say) -> Path:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
-        exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, push.description)
+        description = push.description if push.description.is_file() else None  # else the one beside the tokenizer
+        exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, description)
         say(exported.check)
         if push.tokenizer is None:
             say("without a tokenizer: the run has none")
@@ -215,13 +232,13 @@ def base_model_of(run: Path | None) -> str | None:
     return None
 
 
-def read_description(path: Path | None) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
     """A dataset's dataset.json; nothing where there is none.
 
     Raises:
         UserError: it is damaged.
     """
-    if path is None or not path.is_file():
+    if not path.is_file():
         return {}
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
