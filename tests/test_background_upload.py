@@ -1,6 +1,7 @@
 """Uploads of the state during a run, by the real client in a process of its own: the newest wins."""
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -157,6 +158,32 @@ def test_a_failure_is_one_line_and_an_event(hub: FakeHub, uploader: Uploader, ru
     assert events(run)[1]["event"] == "uploaded"
     assert f"step 1: the state was not uploaded, training goes on: {reason}" in said
     assert hub.titles("model", NAME, BRANCH) == ["added", "State after step 2"]
+
+
+def test_whatever_fails_the_next_state_is_uploaded(hub: FakeHub, uploader: Uploader, run: Path) -> None:
+    """Files that vanish, which must not be taken for files to remove; and a disk on which nothing can be recorded."""
+    hub.fail("/commit/", delay=1.0, times=1)
+    uploader.take(run, 1)
+    wait_for(hub, 1)
+    uploader.take(run, 2)
+    shutil.rmtree(run / HELD / "step_00000002")
+    while len(events(run)) < 2:
+        time.sleep(0.01)
+    assert "FileNotFoundError" in events(run)[1]["reason"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.prlimit(uploader.process.pid, resource.RLIMIT_FSIZE, ((run / "metrics.jsonl").stat().st_size, hard))
+    uploader.take(run, 3)
+    while (run / HELD / "step_00000003").exists():
+        time.sleep(0.01)
+    resource.prlimit(uploader.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
+    uploader.take(run, 4)
+    uploader.close(run)
+    assert [(one["event"], one["step"]) for one in events(run)] == [
+        ("uploaded", 1),
+        ("upload_failed", 2),
+        ("uploaded", 4),
+    ]
+    assert hub.titles("model", NAME, BRANCH)[1:] == [f"State after step {step}" for step in (1, 3, 4)]
 
 
 def test_the_end_does_not_wait_for_ever(hub: FakeHub, uploader: Uploader, run: Path) -> None:

@@ -95,7 +95,7 @@ def push_by_xet(first: FakeHub, run: Finished, datasets: Path, tmp_path: Path) -
     """The command in a process of its own, with what may be chosen: and all but the page and records is the same."""
     with FakeHub(tmp_path / "xet") as hub:
         words = ["isobatch", "push", str(run.folder), "tester/best", "--checkpoint", "best", "--public"]
-        words += ["--licence", "mit", "--datasets", str(datasets), "--output", str(tmp_path / "built")]
+        words += ["--licence", "mit", "--datasets", str(datasets)]
         environment = {**hub.environment(tmp_path / "third", HF_TOKEN=TOKEN), "CUDA_VISIBLE_DEVICES": ""}
         command = [sys.executable, "tests/impatient.py", *words]
         done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
@@ -108,7 +108,7 @@ def push_by_xet(first: FakeHub, run: Finished, datasets: Path, tmp_path: Path) -
         assert hub.titles("model", "tester/best")[-1] == f"run, step {best}"
         for file in PUSHED:
             content = hub.read("model", "tester/best", file)
-            assert content == (tmp_path / "built" / file).read_bytes()
+            assert content == (run.folder / "hub" / file).read_bytes()
             if file not in ("README.md", "metrics.jsonl", "config.yaml") and best == 10:
                 assert content == first.read("model", NAME, file)
         assert "license: mit" in hub.read("model", "tester/best", "README.md").decode()

@@ -1,13 +1,14 @@
 """isobatch push and the push at a run's end: what is refused before, what a failure leaves, and what is built."""
 
 import json
-import re
+import shlex
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from conftest import Workplace
+from conftest import REPOSITORY, Workplace
 from fake_hub import READ_TOKEN, TOKEN, FakeHub
 from recorded_runs import begin, event, write_run
 from small_checkpoints import save
@@ -16,6 +17,7 @@ from small_push import PUSHED, prepare_push
 from worker import Worker
 
 from training.hub.push import Push, base_model_of
+from training.lock import held
 from training.metrics_file import read_metrics
 
 NAME = "tester/model"
@@ -59,7 +61,7 @@ def worker(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_a_failed_upload_ends_with_1_and_loses_nothing(
     hub: FakeHub, place: Place, worker: Worker, tmp_path: Path
 ) -> None:
-    """R86: told with the command to repeat it; and resuming the finished run uploads what is missing, once."""
+    """Told with the command that repeats it, file for file; and resuming the finished run does so too, once."""
     train = ["ddp_train.py", place.config, place.work.datasets, "--output", tmp_path]
     train += ["--set", "hub.repo=tester/second"]
     hub.fail("/commit/", 403)
@@ -70,7 +72,7 @@ def test_a_failed_upload_ends_with_1_and_loses_nothing(
     assert last == (
         "error: tester/second: the token may not write there (HTTP 403: injected); use one that may, or another "
         f"repository; nothing is lost, {run / 'hub'} holds what was to be uploaded; to try again: "
-        f"isobatch push {run} tester/second"
+        f"isobatch push {run} tester/second --datasets {place.work.datasets}"
     )
     assert read_metrics(run / "metrics.jsonl").events[-1]["event"] == "finished"
     assert (run / "report.md").is_file()
@@ -80,6 +82,18 @@ def test_a_failed_upload_ends_with_1_and_loses_nothing(
     assert hub.files("model", "tester/second") == []
 
     hub.faults.clear()
+    for left in (".hub.old", ".hub.partial"):  # by pushes that were killed
+        shutil.copytree(run / "hub", run / left)
+    done = worker.run(*shlex.split(last.partition("to try again: ")[2]))
+    assert done.status == 0, done.errors
+    assert hub.files("model", "tester/second") == PUSHED
+    for file in PUSHED:
+        if file not in ("metrics.jsonl", "README.md"):
+            assert hub.read("model", "tester/second", file) == (run / "hub" / file).read_bytes()
+
+    assert not list(run.glob(".hub.[op]*"))
+
+    hub.repositories.clear()
     hub.requests.clear()
     done = worker.run(*train, "--resume", "latest")
     assert done.status == 0, done.errors
@@ -118,33 +132,44 @@ def test_what_cannot_be_uploaded_is_refused_before_training(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["RUN", "./out"], "REPO: must be owner/name"),
-        (["RUN", "me/x", "--checkpoint", "first"], "--checkpoint: must be one of last, best, got 'first'"),
-        (["RUN", "me/x", "--dtype", "int8"], "--dtype: must be one of float32, bfloat16, float16, got 'int8'"),
-        (["RUN", "me/x", "--licence", "My own"], "--licence: must be the Hub's name of a licence"),
-        (["RUN", NAME, "--licence", "apache"], "REPO: tester/model: the Hub knows no licence 'apache'"),
-        (["RUN", "me/x"], "REPO: me/x: the token in HF_TOKEN is tester's, who may not write to me"),
-        (["nothing", NAME], "'nothing': there is no such run or checkpoint"),
-        (["RUN", NAME, "--dry-run", "--output", "."], ".: exists already; nothing is overwritten"),
-        (["BARE", NAME, "--dry-run"], "lies in no run's folder; give a folder for the upload with --output"),
-    ],
-)
-def test_mistakes_on_the_command_line(
-    hub: FakeHub, place: Place, worker: Worker, tmp_path: Path, words: list[str], expected: str
-) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for file in (place.run / "latest").iterdir():
-        (bare / file.name).write_bytes(file.read_bytes())
-    places = {"RUN": str(place.run), "BARE": str(bare)}
-    done = worker.run("isobatch", "push", *(places.get(word, word) for word in words))
-    assert done.status == 2
-    assert done.errors.startswith("error: ")
-    assert expected in done.errors
-    assert done.errors.count("\n") == 1
+def test_mistakes_on_the_command_line(hub: FakeHub, place: Place, worker: Worker) -> None:
+    cases = {
+        (place.run, "./out"): "REPO: must be owner/name",
+        (place.run, "me/x", "--checkpoint", "first"): "--checkpoint: must be one of last, best, got 'first'",
+        (place.run, "me/x", "--dtype", "int8"): "--dtype: must be one of float32, bfloat16, float16, got 'int8'",
+        (place.run, "me/x", "--licence", "My own"): "--licence: must be the Hub's name of a licence",
+        (place.run, NAME, "--licence", "apache"): "REPO: tester/model: the Hub knows no licence 'apache'",
+        (place.run, "me/x"): "REPO: me/x: the token in HF_TOKEN is tester's, who may not write to me",
+        ("nothing", NAME): "'nothing': there is no such run or checkpoint",
+        (place.run, NAME): "/datasets/data: there is no such folder, so nobody knows whether the model has a tokenizer",
+    }
+    for words, expected in cases.items():
+        done = worker.run("isobatch", "push", *words)
+        assert done.status == 2
+        assert done.errors.startswith("error: ")
+        assert expected in done.errors
+        assert done.errors.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_another_push_and_what_is_the_users_own_are_left_alone(place: Place, worker: Worker, tmp_path: Path) -> None:
+    run = shutil.copytree(place.run / "latest", tmp_path / "run" / "step_00000010").parent
+    (run / "config.yaml").write_bytes((place.run / "config.yaml").read_bytes())
+    push = ["isobatch", "push", run, NAME, "--dry-run", "--datasets", place.work.datasets]
+    with held(run / ".hub.lock"):
+        done = worker.run(*push)
+    assert (done.status, done.errors) == (
+        2,
+        f"error: {run / 'hub'}: another push of this model is under way; wait for its end\n",
+    )
+    (run / "hub").mkdir()
+    (run / "hub" / "notes.txt").touch()
+    done = worker.run(*push)
+    assert (done.status, done.output) == (2, "")
+    assert done.errors == (
+        f"error: {run / 'hub'}: exists, and is no earlier upload; nothing of yours is overwritten: rename it\n"
+    )
+    assert [path.name for path in (run / "hub").iterdir()] == ["notes.txt"]
 
 
 def test_the_base_model_is_found_over_the_runs_in_between(tmp_path: Path) -> None:
@@ -166,38 +191,42 @@ def test_the_command_that_repeats_a_push(tmp_path: Path) -> None:
     """With what was chosen; the last checkpoint goes by the run's name."""
     folder = save(tmp_path / "run", 4)
     (tmp_path / "run" / "config.yaml").touch()
-    wish = Push(folder, small_config(), NAME, private=False, licence="mit", dtype="bfloat16", branch="half")
+    vocabulary, ours = tmp_path / "tokenizer.json", REPOSITORY / "datasets"
+    wish = Push(
+        *(folder, small_config(), NAME, tmp_path),
+        private=False,
+        licence="mit",
+        tokenizer=vocabulary,
+        dtype="bfloat16",
+        branch="half",
+    )
     options = "--public --licence mit --branch half --dtype bfloat16"
-    assert wish.again() == f"isobatch push {tmp_path}/run/step_00000004 {NAME} {options}"
+    places = f"--datasets {tmp_path} --tokenizer {vocabulary}"
+    assert wish.again() == f"isobatch push {tmp_path}/run/step_00000004 {NAME} {options} {places}"
     (tmp_path / "run" / "latest").symlink_to(folder.name)
-    assert Push(folder, small_config(), NAME).again() == f"isobatch push {tmp_path}/run {NAME}"
+    assert Push(folder, small_config(), NAME, ours).again() == f"isobatch push {tmp_path}/run {NAME}"
+    own = tmp_path / "data" / "tokenizer.json"
+    own.parent.mkdir()
+    own.touch()
+    again = Push(folder, small_config(), NAME, tmp_path, tokenizer=own).again()
+    assert again == f"isobatch push {tmp_path}/run {NAME} --datasets {tmp_path}"
 
 
 @pytest.mark.slow
-def test_dry_run_builds_the_folder_alone(hub: FakeHub, place: Place, worker: Worker) -> None:
-    """Without a token; a checkpoint in a run's folder; in bfloat16; without a tokenizer that is said."""
-    (place.work.datasets / "data" / "tokenizer.json").rename(place.work.datasets / "data" / "aside.json")
+def test_dry_run_builds_the_folder_alone(hub: FakeHub, place: Place, worker: Worker, tmp_path: Path) -> None:
+    """Without a token; beside a checkpoint that lies in no run's folder; in bfloat16.
+
+    The end of text comes from beside the tokenizer that is given, where the run's dataset is not here.
+    """
+    bare = shutil.copytree(place.run / "latest", tmp_path / "bare")
+    vocabulary = place.work.datasets / "data" / "tokenizer.json"
+    options = ["--dry-run", "--dtype", "bfloat16", "--tokenizer", vocabulary]
     hub.requests.clear()
-    done = worker.run(
-        *(
-            "isobatch",
-            "push",
-            place.run / "step_00000008",
-            "someone/model",
-            "--dry-run",
-            "--dtype",
-            "bfloat16",
-        ),
-        *("--datasets", place.work.datasets),
-        token="",
-    )
-    (place.work.datasets / "data" / "aside.json").rename(place.work.datasets / "data" / "tokenizer.json")
-    folder = place.run / "hub"
+    done = worker.run("isobatch", "push", bare, "someone/model", *options, token="")
+    folder = tmp_path / "bare-hub"
     assert done.status == 0, done.errors
     assert done.output == f"{folder}\n"
-    assert "without a tokenizer: the run has none" in done.errors
     assert hub.requests == []
-    assert json.loads((folder / "config.json").read_text())["dtype"] == "bfloat16"
-    assert not (folder / "tokenizer.json").exists()
-    assert "after step 8 of 10" in (folder / "README.md").read_text()
-    assert not re.search("AutoTokenizer", (folder / "README.md").read_text())
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["dtype"], config["eos_token_id"]) == ("bfloat16", 269)
+    assert (folder / "README.md").is_file()

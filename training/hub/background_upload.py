@@ -5,13 +5,17 @@ newest checkpoint that was due. Downloaded into checkpoints/<run>/, it can be re
 history has the earlier ones.
 """
 
+import contextlib
 import os
 import shutil
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from training.errors import RunError
+from training.hub.hub_client import first_line
 from training.hub.hub_upload import Destination, files_of, upload_files
 from training.metrics import RunLog
 from training.run_folder import CONFIG, METRICS
@@ -19,6 +23,16 @@ from training.run_folder import CONFIG, METRICS
 BRANCH = "training-state"
 HELD = ".training_state.partial"
 SECONDS_TO_WAIT_AT_THE_END = 600.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A state that is kept for its upload."""
+
+    step: int
+    folder: Path
+    files: dict[str, Path]
+    """By their names in the repository."""
 
 
 class BackgroundUploads:
@@ -31,7 +45,7 @@ class BackgroundUploads:
         self._run, self._log = run, log
         self._to = Destination(repository, private=private, branch=BRANCH)
         self._wakes = threading.Condition()
-        self._waiting: tuple[int, Path] | None = None
+        self._waiting: Held | None = None
         self._busy = self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -50,13 +64,14 @@ class BackgroundUploads:
                 os.link(file, held / checkpoint.name / file.name)
             for name in (CONFIG, METRICS):
                 shutil.copyfile(self._run / name, held / name)
+            files = files_of(held)  # now: one that vanishes until the upload must not be taken for one to remove
         except OSError as error:
             self._fail(step, f"its files cannot be kept for that ({error})")
             return
         with self._wakes:
-            passed_over, self._waiting = self._waiting, (step, held)
-            if passed_over is not None and passed_over[1] != held:
-                shutil.rmtree(passed_over[1], ignore_errors=True)
+            passed_over, self._waiting = self._waiting, Held(step, held, files)
+            if passed_over is not None and passed_over.folder != held:
+                shutil.rmtree(passed_over.folder, ignore_errors=True)
             self._wakes.notify()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="background-upload", daemon=True)
@@ -87,27 +102,26 @@ class BackgroundUploads:
                     if self._closing:
                         return
                     self._wakes.wait()
-                (step, held), self._waiting, self._busy = self._waiting, None, True
-            self._upload(step, held)
-            shutil.rmtree(held, ignore_errors=True)
+                held, self._waiting, self._busy = self._waiting, None, True
+            self._upload(held)
+            shutil.rmtree(held.folder, ignore_errors=True)
 
-    def _upload(self, step: int, held: Path) -> None:
-        began = time.perf_counter()
+    def _upload(self, held: Held) -> None:
+        step, began = held.step, time.perf_counter()
         try:
-            commit = upload_files(files_of(held), self._to, f"State after step {step:,}", say=None, stale=None)
+            commit = upload_files(held.files, self._to, f"State after step {step:,}", say=None, stale=None)
         except RunError as error:
             self._fail(step, str(error))
-            return
-        self._log.event(
-            step,
-            "uploaded",
-            repository=self._to.repository,
-            branch=BRANCH,
-            commit=commit,
-            seconds=time.perf_counter() - began,
-        )
-        self._log.say(f"step {step:,}: state uploaded to {self._to.page}")
+        except Exception as error:  # whatever it is: without its thread, the states to come would wait for nobody
+            self._fail(step, first_line(error))
+        else:
+            self._record(step, "uploaded", commit=commit, seconds=time.perf_counter() - began)
+            self._log.say(f"step {step:,}: state uploaded to {self._to.page}")
+
+    def _record(self, step: int, event: str, **values: Any) -> None:
+        with contextlib.suppress(OSError):  # training meets the disk's fault at its own next record
+            self._log.event(step, event, repository=self._to.repository, branch=BRANCH, **values)
 
     def _fail(self, step: int, reason: str) -> None:
-        self._log.event(step, "upload_failed", repository=self._to.repository, branch=BRANCH, reason=reason)
+        self._record(step, "upload_failed", reason=reason)
         self._log.say(f"step {step:,}: the state was not uploaded, training goes on: {reason}")

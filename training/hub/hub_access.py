@@ -78,10 +78,16 @@ def _problem_of_account(account: dict[str, Any], repository: str) -> str | None:
 
 def _problem_of_licence(licence: str) -> str | None:
     """Asks the Hub about a page with this licence: an unknown one would only be refused with the upload."""
-    from huggingface_hub import ModelCard
+    from huggingface_hub import constants
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    try:
-        ModelCard(f"---\nlicense: {licence}\n---\n").validate()
-    except ValueError:
+    answer = get_session().post(  # as ModelCard.validate does, which would wait for ever
+        f"{constants.ENDPOINT}/api/validate-yaml",
+        json={"repoType": "model", "content": f"---\nlicense: {licence}\n---\n"},
+        headers=build_hf_headers(),
+        timeout=ANSWER_SECONDS,
+    )
+    if answer.status_code == 400:
         return f"the Hub knows no licence {licence!r}; {LICENCE_PAGE} lists their names"
+    hf_raise_for_status(answer)
     return None

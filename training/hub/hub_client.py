@@ -1,4 +1,4 @@
-"""Downloads datasets and tokenizers from the Hugging Face Hub; hub_upload.py is the other file that knows its client.
+"""Downloads datasets, tokenizers and models from the Hugging Face Hub, and says what its client's exceptions mean.
 
 huggingface_hub is imported inside the functions, because importing it takes longer than `--help` should.
 """
@@ -218,7 +218,7 @@ def client_errors() -> tuple[type[Exception], ...]:
     """What the client raises where the Hub, the network or the disk refuses."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    # Its first base is the HTTP library's own root, whichever library this version of the client uses. An answer of
+    # Its first base is the root of httpx, or of its successor: whichever this version of the client uses. An answer of
     # another form than the Hub's is a KeyError or a ValueError.
     return (cast(type[Exception], HfHubHTTPError.__bases__[0]), OSError, RuntimeError, ValueError, KeyError)
 

@@ -22,8 +22,7 @@ def push(
     licence: Annotated[
         str | None, typer.Option(metavar="ID", help="Of the model, as the Hub calls it: apache-2.0, mit, ...")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="A new folder to build in, instead of RUN/hub.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build the folder and upload nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Build the folder, RUN/hub, and upload nothing.")] = False,
     branch: Annotated[str, typer.Option(help="The branch to upload to; made if need be.")] = "main",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
@@ -35,7 +34,7 @@ def push(
     from training.cli import find_checkpoint_and_config, find_tokenizer_if_any
     from training.config import REPOSITORY
     from training.hub.hub_access import check_access
-    from training.hub.push import Push, build_folder, check_options, push_model
+    from training.hub.push import Push, built_folder, check_options, push_model
 
     check_options(repository, licence, which, dtype)
     if not dry_run:
@@ -46,16 +45,16 @@ def push(
         checkpoint=folder,
         config=config,
         repository=repository,
+        datasets=datasets,
         private=not public,
         licence=licence,
         tokenizer=tokenizer or find_tokenizer_if_any(config, datasets),
-        description=datasets / config.data.dataset / "dataset.json",
         dtype=cast("Dtype", dtype),
         branch=branch,
-        output=output,
     )
     if dry_run:
-        print(build_folder(wish, _say))
+        with built_folder(wish, _say) as folder:
+            print(folder)
     else:
         push_model(wish, _say)
 

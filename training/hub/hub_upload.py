@@ -231,12 +231,16 @@ def _status(error: BaseException) -> int | None:
 
 
 def _asked_to_wait(error: BaseException) -> float:
-    """Seconds that the Hub asks for: `Retry-After: 7`, or `RateLimit: "api";r=0;t=55`."""
+    """Seconds that the Hub asks for: `Retry-After: 7`, or where it gets too many requests `RateLimit: "api";r=0;t=55`.
+
+    The latter comes with other answers too, and tells then how long the present five minutes last.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     cause = _cause(error)
     if not isinstance(cause, HfHubHTTPError):
         return 0.0
-    asked = re.search(r"t=(\d+)", cause.response.headers.get("RateLimit", ""))
-    seconds = cause.response.headers.get("Retry-After", "") or (asked[1] if asked else "0")
+    headers = cause.response.headers
+    asked = re.search(r"t=(\d+)", headers.get("RateLimit", "")) if cause.response.status_code == 429 else None
+    seconds = headers.get("Retry-After", "") or (asked[1] if asked else "0")
     return float(seconds) if seconds.isdecimal() else 0.0

@@ -3,16 +3,19 @@
 checkpoints/<run>/hub/     what was uploaded last, or what could not be
 """
 
+import contextlib
 import json
 import re
 import shlex
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from training import lock
 from training.charts import draw_charts
-from training.checkpoint import FOR_THE_MODEL, find_checkpoint
+from training.checkpoint import FOR_THE_MODEL, checkpoint_name, find_checkpoint
 from training.config import LICENCE_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file
@@ -42,17 +45,15 @@ class Push:
     checkpoint: Path
     config: RunConfig
     repository: str
+    datasets: Path
+    """The folder of the datasets."""
     private: bool = True
     """Of a repository that is made."""
     licence: str | None = None
     """As the Hub calls it."""
     tokenizer: Path | None = None
-    description: Path | None = None
-    """The dataset's dataset.json; it need not exist."""
     dtype: Dtype = "float32"
     branch: str = "main"
-    output: Path | None = None
-    """A new folder to build in, instead of the run's `hub`."""
 
     @property
     def run(self) -> Path | None:
@@ -65,17 +66,34 @@ class Push:
         """The run's name, or that of a checkpoint without a run."""
         return (self.run or self.checkpoint).resolve().name
 
+    @property
+    def folder(self) -> Path:
+        """What is uploaded; of a checkpoint without a run, beside it."""
+        checkpoint = self.checkpoint.resolve()
+        return self.run / HUB if self.run is not None else checkpoint.with_name(f"{checkpoint.name}-{HUB}")
+
+    @property
+    def description(self) -> Path:
+        """The dataset's dataset.json, which need not exist."""
+        return self.datasets / self.config.data.dataset / "dataset.json"
+
     def again(self) -> str:
-        """The command that repeats this push."""
+        """The command that repeats this push, from any folder."""
         place = self.run or self.checkpoint
         name = place.name if place.parent == REPOSITORY / "checkpoints" else str(place.resolve())
         if self.run is not None and (self.run / "latest").resolve() != self.checkpoint.resolve():
             name = f"{name}/{self.checkpoint.name}"
         words = ["isobatch", "push", name, self.repository, *([] if self.private else ["--public"])]
-        options = {"--licence": self.licence, "--branch": self.branch, "--dtype": self.dtype}
-        defaults = {"--branch": "main", "--dtype": "float32"}
-        for option, value in options.items():
-            words += [] if value in (None, defaults.get(option)) else [option, str(value)]
+        own = tokenizer_file(self.config.data, self.datasets)
+        options = {
+            "--licence": (self.licence, None),
+            "--branch": (self.branch, "main"),
+            "--dtype": (self.dtype, "float32"),
+            "--datasets": (self.datasets.resolve(), (REPOSITORY / "datasets").resolve()),
+            "--tokenizer": (self.tokenizer and self.tokenizer.resolve(), own and own.resolve()),
+        }
+        for option, (value, default) in options.items():
+            words += [] if value in (None, default) else [option, str(value)]
         return shlex.join(words)
 
 
@@ -98,18 +116,18 @@ def push_model(push: Push, say: Say) -> str:
     """Builds the folder and uploads it; returns the sha of the commit.
 
     Raises:
-        UserError: the folder cannot be built there, or the checkpoint is damaged.
+        UserError: the folder cannot be built, or the checkpoint is damaged.
         RunError: the upload has failed for good; the folder is whole, and the message says how to repeat it.
     """
-    folder = build_folder(push, say)
     step = read_state(push.checkpoint).step
     to = Destination(push.repository, private=push.private, branch=push.branch)
-    try:
-        return upload_files(files_of(folder), to, f"{push.name}, step {step:,}", say, STALE)
-    except RunError as failure:
-        raise RunError(
-            f"{failure}; nothing is lost, {folder} holds what was to be uploaded; to try again: {push.again()}"
-        ) from failure
+    with built_folder(push, say) as folder:
+        try:
+            return upload_files(files_of(folder), to, f"{push.name}, step {step:,}", say, STALE)
+        except RunError as failure:
+            raise RunError(
+                f"{failure}; nothing is lost, {folder} holds what was to be uploaded; to try again: {push.again()}"
+            ) from failure
 
 
 def push_run(folder: Path, config: RunConfig, datasets: Path, log: RunLog, step: int) -> None:
@@ -128,46 +146,61 @@ def push_run(folder: Path, config: RunConfig, datasets: Path, log: RunLog, step:
     if any(event["step"] == step and event.get("repository") == repository for event in done):
         return
     push = Push(
-        checkpoint=find_checkpoint(folder, "latest", FOR_THE_MODEL).path,
+        checkpoint=find_checkpoint(folder, checkpoint_name(step), FOR_THE_MODEL).path,
         config=config,
         repository=repository,
+        datasets=datasets,
         private=config.hub.private,
         licence=config.hub.licence,
         tokenizer=tokenizer_file(config.data, datasets),
-        description=datasets / config.data.dataset / "dataset.json",
     )
     log.event(step, "pushed", repository=repository, commit=push_model(push, log.say))
 
 
-def build_folder(push: Push, say: Say) -> Path:
-    """Writes the folder that is uploaded; it appears when it is whole.
+@contextlib.contextmanager
+def built_folder(push: Push, say: Say) -> Iterator[Path]:
+    """Builds the folder that is uploaded, and keeps other pushes of the same model from changing it meanwhile.
 
     Raises:
-        UserError: `output` holds something, there is no place for the folder, or the checkpoint is damaged.
+        UserError: another push is under way, or the checkpoint is damaged.
         RunError: the disk refuses.
     """
-    if push.output is None and push.run is None:
-        raise UserError(f"{push.checkpoint}: lies in no run's folder; give a folder for the upload with --output")
-    folder = push.output or push.run / HUB  # type: ignore[operator]  # one of them is there
-    if push.output is not None and push.output.exists():
-        raise UserError(f"{push.output}: exists already; nothing is overwritten: choose another --output")
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, push.description)
-        say(exported.check)
-        if push.tokenizer is None:
-            say("without a tokenizer: the run has none")
-        for name, content in _more_files(push, exported.check).items():
-            (partial / name).parent.mkdir(parents=True, exist_ok=True)
-            (partial / name).write_bytes(content)
-        if folder.is_dir():
-            replaced = folder.rename(folder.with_name(f".{folder.name}.old"))
-            shutil.rmtree(replaced)
-        partial.rename(folder)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error}); make room, then: {push.again()}") from error
-    return folder
+    if push.tokenizer is None and not push.description.parent.is_dir():
+        raise UserError(
+            f"{push.description.parent}: there is no such folder, so nobody knows whether the model has a tokenizer; "
+            "give the folder of the run's dataset with --datasets, or a tokenizer.json with --tokenizer"
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock.held(push.folder.with_name(f".{push.folder.name}.lock")))
+            _build(push, say)
+        except lock.BusyError:
+            raise UserError(f"{push.folder}: another push of this model is under way; wait for its end") from None
+        except OSError as error:
+            raise RunError(f"{push.folder}: cannot be written ({error}); make room, then: {push.again()}") from error
+        yield push.folder
+
+
+def _build(push: Push, say: Say) -> None:
+    """Writes the folder, in place of an earlier one; it appears when it is whole. A kill may leave hidden ones."""
+    folder = push.folder
+    partial, replaced = (folder.with_name(f".{folder.name}.{kind}") for kind in ("partial", "old"))
+    for left in (partial, replaced):
+        shutil.rmtree(left, ignore_errors=True)
+    if folder.exists() and not (folder / CONFIG).is_file():
+        raise UserError(f"{folder}: exists, and is no earlier upload; nothing of yours is overwritten: rename it")
+    description = push.description if push.description.is_file() else None  # else the one beside the tokenizer
+    exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, description)
+    say(exported.check)
+    if push.tokenizer is None:
+        say("without a tokenizer: the run has none")
+    for name, content in _more_files(push, exported.check).items():
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        (partial / name).write_bytes(content)
+    if folder.is_dir():
+        folder.rename(replaced)
+    partial.rename(folder)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _more_files(push: Push, check: str) -> dict[str, bytes]:
@@ -215,13 +248,13 @@ def base_model_of(run: Path | None) -> str | None:
     return None
 
 
-def read_description(path: Path | None) -> dict[str, Any]:
+def read_description(path: Path) -> dict[str, Any]:
     """A dataset's dataset.json; nothing where there is none.
 
     Raises:
         UserError: it is damaged.
     """
-    if path is None or not path.is_file():
+    if not path.is_file():
         return {}
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
