@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Finished, Workplace
 
-from training.cli import evaluate_checkpoint
 from training.config_file import load_run_config
 from training.data import open_training_data
+from training.evaluation import evaluate_checkpoint
 from training.loss import SequenceLoss
 from training.restore import load_model
 from training.tokenizer import load_tokenizer, train_tokenizer

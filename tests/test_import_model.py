@@ -17,12 +17,13 @@ from small_exports import SHAPE, noisy_model, run_config, without_transformers, 
 from test_foreign_model import THEIR_CONFIG, forerunners, write_gpt2
 
 from model.generation import generate
-from training.cli import evaluate_checkpoint, find_checkpoint_and_config, find_tokenizer
 from training.config_file import load_run_config
 from training.data import tokenizer_file
 from training.errors import UserError
+from training.evaluation import evaluate_checkpoint
 from training.exchange.export import export_model
 from training.exchange.import_model import LIKE, import_model, imported_config
+from training.lookup import find_checkpoint_and_config, find_tokenizer
 from training.restore import load_model
 from training.run_folder import open_run
 from training.tokenizer import load_tokenizer, train_tokenizer

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Never
+from typing import Annotated, Any, Never
 
 import typer
 
@@ -15,10 +15,6 @@ from training.command import run_command
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
 from training.preparation.dataset_commands import prepare
-
-if TYPE_CHECKING:
-    from training.config import RunConfig
-    from training.evaluation import Evaluated
 
 app = typer.Typer(
     help="What is done with a run but training it.",
@@ -34,7 +30,33 @@ CheckpointArgument = Annotated[
         metavar="CHECKPOINT", help="RUN (its latest checkpoint), RUN/best, RUN/step_00000617, or the path of a folder."
     ),
 ]
-
+DatasetsArgument = Annotated[
+    Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
+]
+DatasetsOption = Annotated[
+    Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
+]
+OutputOption = Annotated[
+    Path | None, typer.Option(help="Folder of the runs, instead of the repository's checkpoints/.")
+]
+TokenizerOption = Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")]
+LayoutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="N[xM]",
+        help="N processes with at most M sequences at once; repeatable. Without it: 1 to 4 processes, or as many as "
+        "there are GPUs, and half the microbatch.",
+    ),
+]
+ToleranceOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="Largest relative difference of a loss that is still rounding; of a gradient norm ten times that. Without "
+        "it: 1e-5 in float32, 1e-3 with TF32, 2e-3 in bf16 and fp16.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 app.command()(prepare)
 app.command()(push)
@@ -44,9 +66,7 @@ app.command()(push_dataset)
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The name of a run, or the path of its folder.")],
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the runs, instead of the repository's checkpoints/.")
-    ] = None,
+    output: OutputOption = None,
 ) -> None:
     """Write a run's report.md and its charts again."""
     from training.config import REPOSITORY
@@ -67,15 +87,14 @@ def sample(
         int, typer.Option(min=0, max=2**62, help="Of the first text's draws; the next text has the next.")
     ] = 0,
     number: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
-    datasets: Annotated[
-        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
-    ] = None,
+    tokenizer: TokenizerOption = None,
+    datasets: DatasetsOption = None,
 ) -> None:
     """Let a model continue a text, in float32."""
     from model.generation import generate
     from training.config import REPOSITORY
     from training.distributed import Process
+    from training.lookup import find_checkpoint_and_config, find_tokenizer
     from training.restore import load_model
     from training.tokenizer import decode_known, end_of_text_id, load_tokenizer
 
@@ -111,14 +130,13 @@ def export(
     file_format: Annotated[
         str, typer.Option("--format", help="transformers: a folder; gguf: a file for llama.cpp.")
     ] = "transformers",
-    tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
-    datasets: Annotated[
-        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
-    ] = None,
+    tokenizer: TokenizerOption = None,
+    datasets: DatasetsOption = None,
 ) -> None:
     """Write a model as other programs load it, checked before it gets its name."""
     from training.config import REPOSITORY
     from training.exchange.export import write_export
+    from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
 
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
@@ -141,12 +159,8 @@ def import_(
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a model on the Hub.")] = None,
     heads: Annotated[int | None, typer.Option(help="Attention heads, if no file of the source says.")] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Folder of the runs, instead of the repository's checkpoints/.")
-    ] = None,
-    datasets: Annotated[
-        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
-    ] = None,
+    output: OutputOption = None,
+    datasets: DatasetsOption = None,
 ) -> None:
     """Make a run of a GPT-2 that was trained elsewhere: to evaluate, sample, export or start from."""
     from training.config import REPOSITORY
@@ -159,12 +173,13 @@ def import_(
 @app.command()
 def evaluate(
     checkpoint: CheckpointArgument,
-    datasets: Annotated[
-        Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
-    ],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    datasets: DatasetsArgument,
+    as_json: JsonOption = False,
 ) -> None:
     """Measure a model's loss over its run's validation range."""
+    from training.evaluation import evaluate_checkpoint
+    from training.lookup import find_checkpoint_and_config
+
     folder, config = find_checkpoint_and_config(checkpoint)
     evaluated = evaluate_checkpoint(folder, config, datasets)
     loss, bits_per_byte = evaluated.loss, evaluated.bits_per_byte
@@ -193,64 +208,17 @@ def to_json(values: Any) -> str:
     return json.dumps(strict(values), allow_nan=False)
 
 
-def evaluate_checkpoint(folder: Path, config: "RunConfig", datasets: Path) -> "Evaluated":
-    """Evaluates a checkpoint as its run's last validation does: everything, in the run's precision.
-
-    Raises:
-        UserError: the checkpoint or the data are not whole, or this machine lacks the precision.
-    """
-    import torch
-
-    from training.data import check_vocabulary, open_validation, provide_dataset, tokenizer_file
-    from training.distributed import Process
-    from training.evaluation import evaluate as evaluate_rows
-    from training.loss import SequenceLoss
-    from training.restore import load_model
-    from training.tokenizer import load_tokenizer, token_byte_lengths
-
-    process, precision = Process.from_environment(), config.precision
-    if precision.amp == "fp16" and process.device.type == "cpu":
-        raise UserError(
-            f"{folder}: its run has precision.amp fp16, which needs a GPU; evaluate it on a machine with one"
-        )
-    torch.set_float32_matmul_precision(precision.matmul)
-    module = SequenceLoss(load_model(folder).to(process.device))
-    provide_dataset(config.data, datasets)
-    rows = open_validation(config, datasets / config.data.dataset)
-    tokenizer = tokenizer_file(config.data, datasets)
-    lengths = token_byte_lengths(load_tokenizer(tokenizer), config.model.vocab_size) if tokenizer else None
-    with process.group() as group:
-        check_vocabulary(rows, config.model.vocab_size, group)
-        return evaluate_rows(module, rows, range(rows.count), config.batch.microbatch, precision, group, lengths)
-
-
 @app.command()
 def verify(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A config: its name, or the path of a YAML file.")],
-    datasets: Annotated[
-        Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
-    ],
+    datasets: DatasetsArgument,
     steps: Annotated[int, typer.Option(min=1, help="Steps to train on each layout.")] = 4,
-    layout: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N[xM]",
-            help="N processes with at most M sequences at once; repeatable. Without it: 1 to 4 processes, or as many "
-            "as there are GPUs, and half the microbatch.",
-        ),
-    ] = None,
+    layout: LayoutOption = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a config value; repeatable.")
     ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            help="Largest relative difference of a loss that is still rounding; of a gradient norm ten times that. "
-            "Without it: 1e-5 in float32, 1e-3 with TF32, 2e-3 in bf16 and fp16.",
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    tolerance: ToleranceOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Train some steps of a run on several layouts, in real processes, and compare: is it the same run?"""
     import torch
@@ -288,45 +256,6 @@ def verify(
         print("\n".join([*table(results), describe_result(same, config, tolerance)]))
     if not same:
         raise RunError(f"{run}: the layouts differ {'in bits' if config.bitwise else 'by more than rounding'}")
-
-
-def find_checkpoint_and_config(name: str) -> tuple[Path, "RunConfig"]:
-    """The folder of the checkpoint that the user names, and the config of its run."""
-    from training.checkpoint import STATE
-    from training.config import REPOSITORY
-    from training.config_check import config_from_mapping
-    from training.lookup import find_model
-    from training.restore import read_state
-
-    found = find_model(name, REPOSITORY / "checkpoints")
-    for passed_over, reason in found.passed_over:
-        print(f"passed over {passed_over}: {reason}", file=sys.stderr)
-    # A checkpoint does not know its run's name, and nothing here asks for it.
-    config = config_from_mapping({"name": "checkpoint", **read_state(found.path).config}, str(found.path / STATE))
-    return found.path, config
-
-
-def find_tokenizer(config: "RunConfig", datasets: Path) -> Path:
-    """The tokenizer of a run's data: the dataset's own, or the one that data.tokenizer names, fetched if need be."""
-    path = find_tokenizer_if_any(config, datasets)
-    if path is None:
-        own = datasets / config.data.dataset / "tokenizer.json"
-        raise UserError(
-            f"{own}: there is no such file, and the run has no data.tokenizer; "
-            "give a tokenizer.json with --tokenizer, or the folder of the run's dataset with --datasets"
-        )
-    return path
-
-
-def find_tokenizer_if_any(config: "RunConfig", datasets: Path) -> Path | None:
-    """The same; None where the run has none."""
-    from training.data import tokenizer_file
-    from training.hub.hub_client import download_tokenizer
-
-    path = tokenizer_file(config.data, datasets)
-    if path is not None and not path.exists():
-        download_tokenizer(str(config.data.tokenizer), path)
-    return path
 
 
 def main() -> Never:

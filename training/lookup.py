@@ -1,10 +1,16 @@
-"""From what a user calls a run or a checkpoint to its folder."""
+"""From what a user calls a run or a checkpoint to its folder, its config and its tokenizer."""
 
 import os
+import sys
 from pathlib import Path
 
-from training.checkpoint import FOR_THE_MODEL, MODEL, Found, find_checkpoint, list_checkpoints
+from training.checkpoint import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
+from training.config import REPOSITORY, RunConfig
+from training.config_check import config_from_mapping
+from training.data import tokenizer_file
 from training.errors import UserError
+from training.hub.hub_client import download_tokenizer
+from training.restore import read_state
 
 
 def find_run(name: str, checkpoints: Path) -> Path:
@@ -42,6 +48,36 @@ def find_model(name: str, checkpoints: Path) -> Found:
         if (path / MODEL).is_file():
             return Found(path, [])
     raise UserError(f"{name!r}: there is no such run or checkpoint; {_remedy(checkpoints)}")
+
+
+def find_checkpoint_and_config(name: str) -> tuple[Path, RunConfig]:
+    """The folder of the checkpoint that the user names, and the config of its run."""
+    found = find_model(name, REPOSITORY / "checkpoints")
+    for passed_over, reason in found.passed_over:
+        print(f"passed over {passed_over}: {reason}", file=sys.stderr)
+    # A checkpoint does not know its run's name, and nothing here asks for it.
+    config = config_from_mapping({"name": "checkpoint", **read_state(found.path).config}, str(found.path / STATE))
+    return found.path, config
+
+
+def find_tokenizer(config: RunConfig, datasets: Path) -> Path:
+    """The tokenizer of a run's data: the dataset's own, or the one that data.tokenizer names, fetched if need be."""
+    path = find_tokenizer_if_any(config, datasets)
+    if path is None:
+        own = datasets / config.data.dataset / "tokenizer.json"
+        raise UserError(
+            f"{own}: there is no such file, and the run has no data.tokenizer; "
+            "give a tokenizer.json with --tokenizer, or the folder of the run's dataset with --datasets"
+        )
+    return path
+
+
+def find_tokenizer_if_any(config: RunConfig, datasets: Path) -> Path | None:
+    """The same; None where the run has none."""
+    path = tokenizer_file(config.data, datasets)
+    if path is not None and not path.exists():
+        download_tokenizer(str(config.data.tokenizer), path)
+    return path
 
 
 def _places(name: str, checkpoints: Path) -> list[Path]:

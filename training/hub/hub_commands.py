@@ -31,10 +31,10 @@ def push(
     ] = None,
 ) -> None:
     """Upload a model to the Hugging Face Hub, with its page, charts, config and metrics, in one commit."""
-    from training.cli import find_checkpoint_and_config, find_tokenizer_if_any
     from training.config import REPOSITORY
     from training.hub.hub_access import check_access
     from training.hub.push import Push, built_folder, check_options, push_model
+    from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
 
     check_options(repository, licence, which, dtype)
     if not dry_run:

@@ -72,7 +72,7 @@ def check_dataset(folder: Path) -> CheckedDataset:
         UserError: there is no such folder.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; --check takes that of a dataset; correct the path")
+        raise UserError(f"{folder}: there is no such folder; it must be that of a dataset; correct the path")
     checked = CheckedDataset(str(folder))
     description: dict[str, Any] = {}
     with checked.collecting():
