@@ -1,5 +1,7 @@
 """Text from a model: one token after another, greedy or drawn."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     end_of_text: int | None = None,
+    forbidden: Sequence[int] = (),
 ) -> list[int]:
     """Continues a prompt.
 
@@ -28,6 +31,7 @@ def generate(
         top_k: draw among the k likeliest tokens only; None for all.
         seed: of the draws, which neither use nor move the global random state.
         end_of_text: id after which to stop.
+        forbidden: ids that are never taken, such as rows that stand for no token; not all of them.
 
     Returns:
         The new ids alone; the last one is end_of_text if that ended the text.
@@ -38,12 +42,15 @@ def generate(
     _check_arguments(model, ids, temperature, top_k)
     # On the CPU whatever the model's device: the same draws everywhere.
     generator = torch.Generator().manual_seed(seed)
+    never = torch.tensor(forbidden, dtype=torch.int64)
     sequence = list(ids)
     was_training = model.training
     model.eval()
     try:
         while len(sequence) < len(ids) + max_new_tokens:
-            sequence.append(_next_id(_next_logits(model, sequence), temperature, top_k, generator))
+            logits = _next_logits(model, sequence)
+            logits[never] = -torch.inf
+            sequence.append(_next_id(logits, temperature, top_k, generator))
             if sequence[-1] == end_of_text:
                 break
     finally:

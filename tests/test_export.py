@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import REPOSITORY
 from safetensors import safe_open
 from safetensors.torch import load_file
 from small_checkpoints import set_final_norm
@@ -31,7 +33,7 @@ from torch import Tensor
 from model.generation import generate
 from training.errors import RunError, UserError
 from training.exchange import export
-from training.exchange.export import Exported, export_model
+from training.exchange.export import Exported, export_model, ids_without_token
 from training.exchange.gpt2_format import to_gpt2
 from training.restore import load_model
 from training.tokenizer import END_OF_TEXT, load_tokenizer
@@ -41,7 +43,7 @@ PROMPT = IDS[0, :4].tolist()
 DRAWN = ("padded", "tied-bias")
 """Exports that texts are drawn from, which takes a while."""
 PROGRAM = """
-import json, sys, warnings
+import contextlib, io, json, sys, warnings
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -72,44 +74,51 @@ for folder, text, draws in asked["folders"]:
         answer["longest"] = tokenizer.model_max_length
         answer["ends"] = [tokenizer.bos_token, tokenizer.eos_token_id, tokenizer.pad_token]
     answers.append(answer)
-json.dump(answers, sys.stdout)
+with contextlib.redirect_stdout(io.StringIO()) as printed:
+    exec(asked["code"])
+json.dump([answers, printed.getvalue()], sys.stdout)
 """
 
 
-def ask_transformers(folders: list[Path]) -> list[dict[str, Any]]:
-    """What transformers makes of some folders; strictly, and all in one process, as it takes ten seconds to import."""
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What transformers makes of some exports, by name, and what the code in docs/export.md prints."""
+
+    answers: dict[str, dict[str, Any]]
+    documented: str
+
+
+def ask_transformers(folders: list[Path]) -> Asked:
+    """Asks strictly, and all in one process, as it takes ten seconds to import; `tiny-export` lies beside them."""
+    (code,) = re.findall(r"```python\n(.*?)```", (REPOSITORY / "docs" / "export.md").read_text(), re.DOTALL)
     asked = [(str(folder), None if folder.name == "bare" else TEXT, folder.name in DRAWN) for folder in folders]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
         [sys.executable, "-P", "-c", PROGRAM],
-        input=json.dumps({"ids": IDS.tolist(), "folders": asked}),
+        input=json.dumps({"ids": IDS.tolist(), "folders": asked, "code": code}),
         env={**environment, "HF_HUB_OFFLINE": "1"},
-        cwd="/",
+        cwd=folders[0].parent,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
-    return answers
+    answers, documented = json.loads(done.stdout)
+    return Asked({folder.name: answer for folder, answer in zip(folders, answers, strict=True)}, documented)
 
 
 class Exports:
-    """Checkpoints and their exports in a folder, with what transformers makes of each."""
+    """Checkpoints and their exports in a folder, with the built-in check."""
 
-    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.tokenizer = write_tokenizer(folder / "data")
-        without_transformers(folder, patch)
         self.models = {**VARIANTS, "padded": PADDED, "bfloat16": SHAPE, "float16": SHAPE, "bare": SHAPE}
         for name, config in self.models.items():
             checkpoint = save_noisy(folder / "runs" / name, config)
             dtype: export.Dtype = "bfloat16" if name == "bfloat16" else "float16" if name == "float16" else "float32"
             tokenizer = None if name == "bare" else self.tokenizer
             export_model(checkpoint, run_config(config), self / name, dtype, tokenizer)
-        patch.undo()
-        answers = ask_transformers([self / name for name in self.models])
-        self.answers = dict(zip(self.models, answers, strict=True))
 
     def __truediv__(self, name: str) -> Path:
         return self.folder / "exports" / name
@@ -133,14 +142,22 @@ class Exports:
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
     """One export of each kind."""
     with pytest.MonkeyPatch.context() as patch:
-        return Exports(tmp_path_factory.mktemp("export"), patch)
+        without_transformers(tmp_path_factory.mktemp("without"), patch)
+        return Exports(tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture(scope="module")
+def asked(exports: Exports) -> Asked:
+    """What transformers says of each."""
+    (exports / "tiny-export").symlink_to(exports / "untied-bias")
+    return ask_transformers([exports / name for name in exports.models])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*VARIANTS, "padded", "bfloat16", "float16", "bare"])
-def test_r92_r96_r98_transformers_computes_what_the_model_computes(exports: Exports, name: str) -> None:
+def test_r92_r96_r98_transformers_computes_what_the_model_computes(exports: Exports, asked: Asked, name: str) -> None:
     """R92, R96, R98, and R91's tied head: nothing missing or too much, and logits within 1e-4 in float32."""
-    answer, config = exports.answers[name], exports.models[name]
+    answer, config = asked.answers[name], exports.models[name]
     assert answer["class"] == "GPT2LMHeadModel"
     assert answer["faults"] == []
     assert answer["dtype"] == f"torch.{exports.json(name, 'config.json')['dtype']}"
@@ -152,11 +169,11 @@ def test_r92_r96_r98_transformers_computes_what_the_model_computes(exports: Expo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
-def test_r106_greedy_text_is_our_samplers_token_for_token(exports: Exports, name: str) -> None:
+def test_r106_greedy_text_is_our_samplers_token_for_token(exports: Exports, asked: Asked, name: str) -> None:
     """R106: 20 tokens through generate()."""
     model = load_model(exports.folder / "runs" / name / "step_00000003")
     end_of_text = exports.json(name, "config.json")["eos_token_id"]
-    assert exports.answers[name]["greedy"] == generate(model, PROMPT, 20, end_of_text=end_of_text)
+    assert asked.answers[name]["greedy"] == generate(model, PROMPT, 20, end_of_text=end_of_text)
 
 
 def test_r91_a_tied_head_has_no_tensor_and_an_untied_one_has(exports: Exports) -> None:
@@ -192,14 +209,14 @@ def test_r98_the_file_is_contiguous_marked_and_readable_by_others(exports: Expor
 
 
 @pytest.mark.slow
-def test_r95_rows_without_a_token_are_never_sampled(exports: Exports) -> None:
+def test_r95_rows_without_a_token_are_never_sampled(exports: Exports, asked: Asked) -> None:
     """R95: config and file have all rows, and generation leaves those out that stand for no token."""
     config = exports.json("padded", "config.json")
     tensors = load_file(exports / "padded" / "model.safetensors")
     assert (
         config["vocab_size"] == len(tensors["transformer.wte.weight"]) == len(tensors["lm_head.weight"]) == TOKENS + 31
     )
-    drawn = exports.answers["padded"]["drawn"]
+    drawn = asked.answers["padded"]["drawn"]
     assert len(drawn) > 200
     assert max(drawn) < TOKENS
     assert len(set(drawn)) > 50, "at temperature 5 most ids come up"
@@ -207,6 +224,7 @@ def test_r95_rows_without_a_token_are_never_sampled(exports: Exports) -> None:
     assert "suppress_tokens" not in exports.json("untied-bias", "generation_config.json")
 
 
+@pytest.mark.slow
 def test_r95_gpt2s_vocabulary_padded_to_50304(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """R95: the usual padding, with GPT-2's own tokenizer, whose last token ends a text."""
     without_transformers(tmp_path, monkeypatch)
@@ -221,7 +239,7 @@ def test_r95_gpt2s_vocabulary_padded_to_50304(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
-def test_r97_begin_end_and_pad(exports: Exports) -> None:
+def test_r97_begin_end_and_pad(exports: Exports, asked: Asked) -> None:
     """R97: the end is the id that our data separate documents with; the longest text is the trained context."""
     end = TOKENS - 1
     assert load_tokenizer(exports.tokenizer).token_to_id(END_OF_TEXT) == end
@@ -229,7 +247,7 @@ def test_r97_begin_end_and_pad(exports: Exports) -> None:
     assert [config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")] == [end, end, None]
     assert generation == {"bos_token_id": end, "eos_token_id": end, "pad_token_id": end}
     assert config["n_positions"] == config["n_ctx"] == 32
-    answer = exports.answers["tied-bias"]
+    answer = asked.answers["tied-bias"]
     assert answer["ends"] == [END_OF_TEXT, end, None], "without a pad, no text's real end is taken for one"
     assert answer["longest"] == 32
     assert set(answer["from nothing"]) == {end}, "an empty prompt begins with the end of a text"
@@ -237,10 +255,17 @@ def test_r97_begin_end_and_pad(exports: Exports) -> None:
 
 
 @pytest.mark.slow
-def test_the_tokenizer_is_the_runs(exports: Exports) -> None:
-    answer = exports.answers["untied-no-bias"]
+def test_the_tokenizer_is_the_runs(exports: Exports, asked: Asked) -> None:
+    answer = asked.answers["untied-no-bias"]
     assert answer["ids"] == load_tokenizer(exports.tokenizer).encode(TEXT).ids
     assert answer["text"] == TEXT
+
+
+@pytest.mark.slow
+def test_the_code_of_the_documentation_runs(asked: Asked) -> None:
+    """docs/export.md, as written, where the export is."""
+    assert asked.documented.startswith("def main():")
+    assert len(asked.documented) > len("def main():") + 5
 
 
 def test_config_json_has_floats_and_the_runs_dropout(exports: Exports) -> None:
@@ -286,6 +311,36 @@ def test_the_end_of_text_is_the_recorded_one(write: Write, tmp_path: Path) -> No
     assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 7
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert "eos_token" not in settings, "an ordinary token stays one"
+
+
+def test_without_the_dataset_the_description_beside_the_tokenizer_names_the_end_of_text(
+    write: Write, exports: Exports, tmp_path: Path
+) -> None:
+    tokenizer = tmp_path / "tokenizer.json"
+    tokenizer.write_bytes(exports.tokenizer.read_bytes())
+    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 7}))
+    folder = write(tokenizer=tokenizer, description=tmp_path / "nix" / "dataset.json").folder
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 7
+
+
+def test_r97_the_end_of_text_is_known_without_a_tokenizer(write: Write, tmp_path: Path) -> None:
+    """R97: the data's description names it."""
+    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 7}))
+    folder = write(tokenizer=None, description=tmp_path / "dataset.json").folder
+    assert json.loads((folder / "config.json").read_text())["eos_token_id"] == 7
+    assert json.loads((folder / "generation_config.json").read_text()) == dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "pad_token_id"), 7
+    )
+    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 281}))
+    with pytest.raises(UserError, match=r"dataset\.json: its ids go up to 281, but the model's end at 280"):
+        write(output="other", tokenizer=None, description=tmp_path / "dataset.json")
+
+
+def test_an_end_of_text_without_a_name_can_still_be_drawn(exports: Exports) -> None:
+    """R95: data may be separated by an id that the tokenizer does not know."""
+    tokenizer = load_tokenizer(exports.tokenizer)
+    assert ids_without_token(tokenizer, TOKENS + 3, TOKENS - 1) == [TOKENS, TOKENS + 1, TOKENS + 2]
+    assert ids_without_token(tokenizer, TOKENS + 3, TOKENS + 1) == [TOKENS, TOKENS + 2]
 
 
 def test_what_exists_is_not_overwritten(write: Write, tmp_path: Path) -> None:

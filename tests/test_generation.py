@@ -99,6 +99,17 @@ def test_frequencies_of_drawn_tokens(model: GPT, temperature: float, top_k: int 
     assert [frequency == 0 for frequency in frequencies] == [probability == 0 for probability in expected]
 
 
+def test_forbidden_ids_are_never_taken(model: GPT) -> None:
+    """Neither greedily nor drawn; top_k counts the others."""
+    with_fixed_probabilities(model)
+    assert generate(model, [0], 3) == [3, 3, 3]
+    assert generate(model, [0], 3, forbidden=[3, 49]) == [2, 2, 2]
+    assert generate(model, [3], 3, temperature=1.0, top_k=1, forbidden=[3]) == [2, 2, 2]
+    draws = generate(model, [0], 400, temperature=1.0, seed=5, forbidden=[3])
+    assert [draws.count(token) / 400 for token in range(4)] == pytest.approx([1 / 6, 2 / 6, 3 / 6, 0], abs=0.1)
+    assert set(draws) == {0, 1, 2}
+
+
 def test_stops_after_end_of_text(model: GPT) -> None:
     free = generate(model, PROMPT, 20)
     end = free[5]

@@ -7,7 +7,7 @@ import json
 import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Never
+from typing import Annotated, Any, Never, cast, get_args
 
 import typer
 
@@ -94,6 +94,7 @@ def sample(
     from model.generation import generate
     from training.config import REPOSITORY
     from training.distributed import Process
+    from training.exchange.export import ids_without_token
     from training.lookup import find_checkpoint_and_config, find_tokenizer
     from training.restore import load_model
     from training.tokenizer import decode_known, end_of_text_id, load_tokenizer
@@ -108,11 +109,12 @@ def sample(
         raise UserError("PROMPT: is empty; the model continues a text: give at least one character")
     end_of_text = end_of_text_id(vocabulary, datasets / config.data.dataset / "dataset.json")
     model = load_model(folder).to(Process.from_environment().device)
+    forbidden = ids_without_token(vocabulary, model.config.vocab_size, end_of_text)
     for index in range(number):
         if number > 1:
             print(f"--- seed {seed + index}")
         try:
-            added = generate(model, ids, tokens, temperature, top_k or None, seed + index, end_of_text)
+            added = generate(model, ids, tokens, temperature, top_k or None, seed + index, end_of_text, forbidden)
         except ValueError as error:
             raise UserError(
                 f"{error}; change that option, or give the model's own tokenizer.json with --tokenizer"
@@ -135,16 +137,22 @@ def export(
 ) -> None:
     """Write a model as other programs load it, checked before it gets its name."""
     from training.config import REPOSITORY
-    from training.exchange.export import write_export
-    from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
+    from training.exchange.export import Dtype, export_model
+    from training.exchange.gguf_file import export_gguf
+    from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any, no_tokenizer
 
+    writers = {"transformers": export_model, "gguf": export_gguf}
+    for option, value, known in (("--format", file_format, writers), ("--dtype", dtype, get_args(Dtype))):
+        if value not in known:
+            raise UserError(f"{option}: must be one of {', '.join(known)}, got {value!r}")
+    write = writers[file_format]
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
     description = datasets / config.data.dataset / "dataset.json"
     tokenizer = tokenizer or find_tokenizer_if_any(config, datasets)
-    exported = write_export(folder, config, output, file_format, dtype, tokenizer, description)
+    exported = write(folder, config, output, cast(Dtype, dtype), tokenizer, description)
     if tokenizer is None:
-        print("without a tokenizer: the run has none; give a tokenizer.json with --tokenizer", file=sys.stderr)
+        print(f"without a tokenizer: {no_tokenizer(config, datasets)}", file=sys.stderr)
     print(f"{exported.folder}: {', '.join(exported.files)}\n{exported.check}")
 
 

@@ -64,12 +64,17 @@ def find_tokenizer(config: RunConfig, datasets: Path) -> Path:
     """The tokenizer of a run's data: the dataset's own, or the one that data.tokenizer names, fetched if need be."""
     path = find_tokenizer_if_any(config, datasets)
     if path is None:
-        own = datasets / config.data.dataset / "tokenizer.json"
-        raise UserError(
-            f"{own}: there is no such file, and the run has no data.tokenizer; "
-            "give a tokenizer.json with --tokenizer, or the folder of the run's dataset with --datasets"
-        )
+        raise UserError(no_tokenizer(config, datasets))
     return path
+
+
+def no_tokenizer(config: RunConfig, datasets: Path) -> str:
+    """Why a run has no tokenizer here, and what helps."""
+    own = datasets / config.data.dataset / "tokenizer.json"
+    return (
+        f"{own}: there is no such file, and the run has no data.tokenizer; "
+        "give a tokenizer.json with --tokenizer, or the folder of the run's datasets with --datasets"
+    )
 
 
 def find_tokenizer_if_any(config: RunConfig, datasets: Path) -> Path | None:

@@ -10,12 +10,12 @@ import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from model.gpt import GPT
 from training.config import RunConfig
@@ -27,7 +27,6 @@ from training.restore import load_model
 from training.tokenizer import end_of_text_id, load_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-FORMATS = ("transformers", "gguf")
 
 
 @dataclass(frozen=True)
@@ -38,29 +37,6 @@ class Exported:
     files: list[str]
     check: str
     """How it was verified: one sentence."""
-
-
-def write_export(
-    checkpoint: Path,
-    config: RunConfig,
-    output: Path,
-    file_format: str,
-    dtype: str,
-    tokenizer: Path | None,
-    description: Path,
-) -> Exported:
-    """`isobatch export`: checks the words of the command line, which are those of `export_model` or `export_gguf`."""
-    if file_format not in FORMATS:
-        raise UserError(f"--format: must be one of {', '.join(FORMATS)}, got {file_format!r}")
-    if dtype not in get_args(Dtype):
-        raise UserError(f"--dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype!r}")
-    if not description.is_file() and tokenizer is not None:
-        description = tokenizer.with_name("dataset.json")
-    if file_format == "gguf":
-        from training.exchange.gguf_file import export_gguf  # which builds on this module
-
-        return export_gguf(checkpoint, config, output, cast(Dtype, dtype), tokenizer, description)
-    return export_model(checkpoint, config, output, cast(Dtype, dtype), tokenizer, description)
 
 
 def export_model(
@@ -79,7 +55,8 @@ def export_model(
         output: the new folder; an empty one may be there.
         dtype: of the weights in the file.
         tokenizer: the run's tokenizer.json; None leaves it out.
-        description: the dataset's dataset.json, which names the end of text; None = the one beside the tokenizer.
+        description: the dataset's dataset.json, which names the end of text; where there is none, the one beside the
+            tokenizer is read.
 
     Raises:
         UserError: `output` holds something, the checkpoint is damaged, the tokenizer is not that of the model, or the
@@ -87,11 +64,7 @@ def export_model(
         RunError: the folder cannot be written, or the check finds it wrong; nothing is left then.
     """
     refuse_what_exists(output)
-    vocabulary, end_of_text = None, None
-    if tokenizer is not None:
-        vocabulary = load_tokenizer(tokenizer)
-        end_of_text = end_of_text_id(vocabulary, description or tokenizer.with_name("dataset.json"))
-        refuse_foreign_tokenizer(vocabulary, end_of_text, config.model.vocab_size, tokenizer)
+    vocabulary, end_of_text = read_vocabulary(tokenizer, description, config.model.vocab_size)
     model = rounded_model(checkpoint, dtype)
     try:
         with staged_folder(output) as folder:
@@ -117,14 +90,32 @@ def refuse_what_exists(output: Path) -> None:
         raise UserError(f"{output}: exists already; an export overwrites nothing: choose another --output or remove it")
 
 
-def refuse_foreign_tokenizer(tokenizer: Tokenizer, end_of_text: int | None, vocab_size: int, path: Path) -> None:
-    """Refuses a tokenizer with ids that the model has no row for."""
-    largest = max([*tokenizer.get_vocab().values(), -1 if end_of_text is None else end_of_text])
-    if largest >= vocab_size:
-        raise UserError(
-            f"{path}: its ids go up to {largest:,}, but the model's end at {vocab_size - 1:,} (model.vocab_size "
-            f"{vocab_size:,}); give the tokenizer.json of the model's data with --tokenizer"
-        )
+def read_vocabulary(
+    tokenizer: Path | None, description: Path | None, vocab_size: int
+) -> tuple[Tokenizer | None, int | None]:
+    """Reads a run's tokenizer, and the id that ends a text, which is known without one if dataset.json names it.
+
+    Args:
+        tokenizer: the run's tokenizer.json, if it has one.
+        description: the dataset's dataset.json; where there is none, the one beside the tokenizer is read.
+        vocab_size: the model's rows.
+
+    Raises:
+        UserError: a file is damaged, or has ids that the model has no row for.
+    """
+    if tokenizer is not None and (description is None or not description.is_file()):
+        description = tokenizer.with_name("dataset.json")
+    vocabulary = None if tokenizer is None else load_tokenizer(tokenizer)
+    known = vocabulary or Tokenizer(models.BPE())  # without any token
+    end_of_text = None if description is None else end_of_text_id(known, description)
+    for path, largest in ((tokenizer, max(known.get_vocab().values(), default=-1)), (description, end_of_text or -1)):
+        if largest >= vocab_size:
+            raise UserError(
+                f"{path}: its ids go up to {largest:,}, but the model's end at {vocab_size - 1:,} (model.vocab_size "
+                f"{vocab_size:,}); give the tokenizer.json of the model's data with --tokenizer, or the folder of the "
+                "datasets with --datasets"
+            )
+    return vocabulary, end_of_text
 
 
 def rounded_model(checkpoint: Path, dtype: Dtype) -> GPT:
@@ -160,11 +151,14 @@ def _generation_config(model: GPT, tokenizer: Tokenizer | None, end_of_text: int
         "eos_token_id": end_of_text,
         "pad_token_id": end_of_text,  # fills up texts that have ended, in a batch
     }
-    without_token = set(range(model.config.vocab_size))
-    without_token -= set() if tokenizer is None else set(tokenizer.get_vocab().values())
-    if tokenizer is not None and without_token:
-        values["suppress_tokens"] = sorted(without_token)
+    if tokenizer is not None and (without := ids_without_token(tokenizer, model.config.vocab_size, end_of_text)):
+        values["suppress_tokens"] = without
     return values
+
+
+def ids_without_token(tokenizer: Tokenizer, vocab_size: int, end_of_text: int | None) -> list[int]:
+    """The rows of a model that stand for no token, in order; the end of text ends one, whether it has a name or not."""
+    return sorted(set(range(vocab_size)) - set(tokenizer.get_vocab().values()) - {end_of_text})
 
 
 def _tokenizer_config(tokenizer: Tokenizer, end_of_text: int | None, context_length: int) -> dict[str, Any]:

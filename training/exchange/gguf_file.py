@@ -11,31 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import GPT
 from training.config import RunConfig
 from training.errors import RunError, UserError
-from training.exchange.export import Dtype, Exported, refuse_foreign_tokenizer, refuse_what_exists, rounded_model
-from training.exchange.gpt2_format import LAYER_NORM_EPSILON, PARTS
-from training.tokenizer import end_of_text_id, load_tokenizer
+from training.exchange.export import Dtype, Exported, read_vocabulary, refuse_what_exists, rounded_model
+from training.exchange.gpt2_format import LAYER_NORM_EPSILON, Names, renamed_and_fused
 
-ONCE = {
-    "token_embedding.weight": "token_embd.weight",
-    "position_embedding.weight": "position_embd.weight",
-    "final_norm.weight": "output_norm.weight",
-    "final_norm.bias": "output_norm.bias",
-    "head.weight": "output.weight",
-}
-IN_EACH_BLOCK = {
-    "attention_norm": "attn_norm",
-    "attention.output": "attn_output",
-    "mlp_norm": "ffn_norm",
-    "mlp.up": "ffn_up",
-    "mlp.down": "ffn_down",
-}
+GPT2 = Names(
+    once={
+        "token_embedding.weight": "token_embd.weight",
+        "position_embedding.weight": "position_embd.weight",
+        "final_norm.weight": "output_norm.weight",
+        "final_norm.bias": "output_norm.bias",
+        "head.weight": "output.weight",
+    },
+    blocks="blk",
+    in_each_block={
+        "attention_norm": "attn_norm",
+        "attention.output": "attn_output",
+        "mlp_norm": "ffn_norm",
+        "mlp.up": "ffn_up",
+        "mlp.down": "ffn_down",
+    },
+    fused="attn_qkv",
+)
 # llama.cpp wants everything with one dimension, and the positions, in float32 whatever the rest is in.
 ALWAYS_FLOAT32 = ("position_embd.weight",)
 FILE_TYPES = {"float32": 0, "float16": 1}
@@ -44,7 +46,12 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 
 
 def export_gguf(
-    checkpoint: Path, config: RunConfig, output: Path, dtype: Dtype, tokenizer: Path | None, description: Path
+    checkpoint: Path,
+    config: RunConfig,
+    output: Path,
+    dtype: Dtype = "float32",
+    tokenizer: Path | None = None,
+    description: Path | None = None,
 ) -> Exported:
     """Writes the file `output`, which appears only when it is whole and was read back as it should be.
 
@@ -54,7 +61,7 @@ def export_gguf(
         output: the new file, NAME.gguf.
         dtype: of the matrices in the file: float32 or float16.
         tokenizer: the run's tokenizer.json; a byte-level BPE of GPT-2's kind.
-        description: the dataset's dataset.json, which names the end of text.
+        description: the dataset's dataset.json, as for `export_model`.
 
     Raises:
         UserError: an argument does not fit, the checkpoint is damaged, or gguf is not installed.
@@ -68,9 +75,8 @@ def export_gguf(
     if tokenizer is None:
         raise UserError("--format gguf: the file holds the vocabulary, and the run has none; give --tokenizer FILE")
     library = _library()
-    vocabulary = load_tokenizer(tokenizer)
-    end_of_text = end_of_text_id(vocabulary, description)
-    refuse_foreign_tokenizer(vocabulary, end_of_text, config.model.vocab_size, tokenizer)
+    vocabulary, end_of_text = read_vocabulary(tokenizer, description, config.model.vocab_size)
+    assert vocabulary is not None, "a tokenizer was given"
     _refuse_other_kinds(vocabulary, tokenizer)
     model = rounded_model(checkpoint, dtype)
     arrays = gguf_arrays(model, dtype)
@@ -114,17 +120,7 @@ def _refuse_other_kinds(tokenizer: Tokenizer, path: Path) -> None:
 def gguf_arrays(model: GPT, dtype: Dtype) -> dict[str, NDArray[Any]]:
     """The tensors of the file by llama.cpp's names, in the dtype that each of them gets."""
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    tensors = {theirs: weights[ours] for ours, theirs in ONCE.items() if ours in weights}
-    for index in range(model.config.n_layers):
-        block, theirs = f"blocks.{index}", f"blk.{index}"
-        for kind in ("weight", "bias"):
-            for our_layer, their_layer in IN_EACH_BLOCK.items():
-                tensors[f"{theirs}.{their_layer}.{kind}"] = weights[f"{block}.{our_layer}.{kind}"]
-            if kind == "weight" or model.config.qkv_bias:
-                fused = torch.cat([weights[f"{block}.{part}.{kind}"] for part in PARTS])
-            else:
-                fused = weights[f"{block}.attention.output.bias"].new_zeros(3 * model.config.emb_dim)
-            tensors[f"{theirs}.attn_qkv.{kind}"] = fused
+    tensors = renamed_and_fused(weights, model.config, GPT2)
     matrices = np.dtype(dtype)
     return {
         name: tensor.numpy().astype(np.float32 if tensor.dim() == 1 or name in ALWAYS_FLOAT32 else matrices)

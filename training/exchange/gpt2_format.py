@@ -6,6 +6,7 @@ value side by side in one of them, each with a bias. Embeddings and head are as 
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,23 +14,38 @@ from torch import Tensor
 
 from model.gpt import GPT, GPTConfig
 
-ONCE = {
-    "token_embedding.weight": "transformer.wte.weight",
-    "position_embedding.weight": "transformer.wpe.weight",
-    "final_norm.weight": "transformer.ln_f.weight",
-    "final_norm.bias": "transformer.ln_f.bias",
-    "head.weight": "lm_head.weight",
-}
-"""Our name and theirs of what is there once."""
-IN_EACH_BLOCK = {
-    "attention_norm": "ln_1",
-    "attention.output": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.up": "mlp.c_fc",
-    "mlp.down": "mlp.c_proj",
-}
-"""The same for a block's layers but the fused one; each has a weight and a bias."""
-FUSED, PARTS = "attn.c_attn", ("attention.query", "attention.key", "attention.value")
+
+@dataclass(frozen=True)
+class Names:
+    """A format's names for our weights, where query, key and value are one."""
+
+    once: Mapping[str, str]
+    """Our name and theirs of what is there once."""
+    blocks: str
+    in_each_block: Mapping[str, str]
+    """The same for a block's layers but the fused one; each has a weight and a bias."""
+    fused: str
+
+
+GPT2 = Names(
+    once={
+        "token_embedding.weight": "transformer.wte.weight",
+        "position_embedding.weight": "transformer.wpe.weight",
+        "final_norm.weight": "transformer.ln_f.weight",
+        "final_norm.bias": "transformer.ln_f.bias",
+        "head.weight": "lm_head.weight",
+    },
+    blocks="transformer.h",
+    in_each_block={
+        "attention_norm": "ln_1",
+        "attention.output": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    },
+    fused="attn.c_attn",
+)
+PARTS = ("attention.query", "attention.key", "attention.value")
 TRANSPOSED = re.compile(r".*\.(c_attn|c_proj|c_fc)\.weight")
 NOT_WEIGHTS = re.compile(r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)")
 """Causal masks, which old files hold among the weights."""
@@ -58,28 +74,34 @@ BUILT_IN: dict[str, tuple[tuple[Any, ...], Any]] = {
 }
 
 
-def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Renames and lays out a model's weights as transformers keeps them.
+def renamed_and_fused(weights: Mapping[str, Tensor], config: GPTConfig, names: Names) -> dict[str, Tensor]:
+    """A model's weights by a format's names, query, key and value in one; matrices as nn.Linear has them.
 
     Args:
         weights: by our names; a tied head is the token embedding and has no name of its own.
         config: the model's.
+        names: the format's.
 
     Returns:
-        Contiguous tensors by their names. Query, key and value without biases get zeros, which change nothing.
+        Query, key and value without biases get zeros, which change nothing.
     """
-    tensors = {theirs: weights[ours] for ours, theirs in ONCE.items() if ours in weights}
+    tensors = {theirs: weights[ours] for ours, theirs in names.once.items() if ours in weights}
     for index in range(config.n_layers):
-        block, theirs = f"blocks.{index}", f"transformer.h.{index}"
-        for our_layer, their_layer in IN_EACH_BLOCK.items():
-            for kind in ("weight", "bias"):
+        block, theirs = f"blocks.{index}", f"{names.blocks}.{index}"
+        for kind in ("weight", "bias"):
+            for our_layer, their_layer in names.in_each_block.items():
                 tensors[f"{theirs}.{their_layer}.{kind}"] = weights[f"{block}.{our_layer}.{kind}"]
-        tensors[f"{theirs}.{FUSED}.weight"] = torch.cat([weights[f"{block}.{part}.weight"] for part in PARTS])
-        tensors[f"{theirs}.{FUSED}.bias"] = (
-            torch.cat([weights[f"{block}.{part}.bias"] for part in PARTS])
-            if config.qkv_bias
-            else weights[f"{block}.attention.output.bias"].new_zeros(3 * config.emb_dim)
-        )
+            if kind == "weight" or config.qkv_bias:
+                fused = torch.cat([weights[f"{block}.{part}.{kind}"] for part in PARTS])
+            else:
+                fused = weights[f"{block}.attention.output.bias"].new_zeros(3 * config.emb_dim)
+            tensors[f"{theirs}.{names.fused}.{kind}"] = fused
+    return tensors
+
+
+def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
+    """A model's weights as transformers keeps them, contiguous; arguments as for `renamed_and_fused`."""
+    tensors = renamed_and_fused(weights, config, GPT2)
     # A transposed view is not what safetensors writes.
     return {name: (t.T if TRANSPOSED.fullmatch(name) else t).contiguous() for name, t in tensors.items()}
 
@@ -98,14 +120,14 @@ def from_gpt2(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
         expected = to_gpt2(dict(GPT(config).named_parameters()), config)
     refuse_misfits(tensors, expected)
     straight = {name: t.T if TRANSPOSED.fullmatch(name) else t for name, t in tensors.items()}
-    weights = {ours: straight[theirs] for ours, theirs in ONCE.items() if theirs in straight}
+    weights = {ours: straight[theirs] for ours, theirs in GPT2.once.items() if theirs in straight}
     for index in range(config.n_layers):
-        block, theirs = f"blocks.{index}", f"transformer.h.{index}"
+        block, theirs = f"blocks.{index}", f"{GPT2.blocks}.{index}"
         for kind in ("weight", "bias"):
-            for our_layer, their_layer in IN_EACH_BLOCK.items():
+            for our_layer, their_layer in GPT2.in_each_block.items():
                 weights[f"{block}.{our_layer}.{kind}"] = straight[f"{theirs}.{their_layer}.{kind}"]
             if kind == "weight" or config.qkv_bias:
-                parts = straight[f"{theirs}.{FUSED}.{kind}"].chunk(3)
+                parts = straight[f"{theirs}.{GPT2.fused}.{kind}"].chunk(3)
                 weights |= {f"{block}.{part}.{kind}": value for part, value in zip(PARTS, parts, strict=True)}
     return {name: tensor.contiguous() for name, tensor in weights.items()}
 
@@ -135,7 +157,7 @@ def with_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def has_qkv_bias(tensors: Mapping[str, Tensor]) -> bool:
     """Whether any bias of query, key and value is not zero; where all are, a model without them is the same one."""
-    return any(bool(tensor.any()) for name, tensor in tensors.items() if name.endswith(f"{FUSED}.bias"))
+    return any(bool(tensor.any()) for name, tensor in tensors.items() if name.endswith(f"{GPT2.fused}.bias"))
 
 
 def config_to_gpt2(config: GPTConfig, dtype: str, end_of_text: int | None) -> dict[str, Any]:

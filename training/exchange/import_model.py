@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from model.gpt import GPTConfig, parameter_count
 from training.checkpoint import Snapshot, TrainingState, point, write_checkpoint
-from training.config import NAME_PATTERN, REPOSITORY, RunConfig, config_mapping
+from training.config import NAME_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_check import config_from_mapping
 from training.config_file import load_run_config
 from training.errors import RunError, UserError
@@ -27,7 +27,7 @@ from training.tokenizer import load_tokenizer
 from training.yaml_reader import yaml_text
 
 LIKE = "8xa100m40-baseline"
-"""Its config is every default of a run config, spelled out."""
+"""Its config is every default of a run config, spelled out. The fp16 of it is left out, which only a GPU has."""
 
 
 def import_model(
@@ -44,7 +44,8 @@ def import_model(
     Args:
         source: a folder, or a model on the Hub (owner/name) where there is no such folder.
         name: of the run.
-        like: a config (name or path) whose values the run gets, the model's apart; None = the defaults.
+        like: a config (name or path) whose values the run gets, the model's apart; None = the defaults, without
+            autocast, so that a CPU can evaluate the run.
         revision: of the Hub's repository: a branch, a tag or a commit.
         heads: attention heads, for the forerunner's weights without a config.
         output: folder of the runs.
@@ -64,7 +65,7 @@ def import_model(
         )
     if run_folder.is_symlink() or (run_folder.exists() and (run_folder.is_file() or any(run_folder.iterdir()))):
         raise UserError(f"{run_folder}: exists already; an import overwrites nothing: choose another --name")
-    run = load_run_config(like or LIKE)
+    run = load_run_config(like) if like is not None else load_run_config(LIKE, ["precision.amp=off"])
     with source_folder(source, revision) as (folder, commit):
         model = read_foreign_model(folder, source, heads)
         tokenizer = read_foreign_tokenizer(folder)
@@ -95,7 +96,7 @@ def source_folder(source: str, revision: str | None) -> Iterator[tuple[Path, str
                 f"--revision {revision}: is for a model on the Hub, and {source} is a folder here; leave it out"
             )
         yield path, None
-    elif source.startswith((".", os.sep)) or not re.fullmatch(f"{NAME_PATTERN}/{NAME_PATTERN}", source):
+    elif source.startswith((".", os.sep)) or repository_problem(source):
         raise UserError(
             f"{source!r}: there is no such folder; give one that holds {WEIGHTS}, or a model on the Hub as owner/name, "
             "such as openai-community/gpt2"

@@ -35,9 +35,7 @@ def answer(folder: str, question: dict[str, Any]) -> tuple[dict[str, Any], dict[
     written = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=question["greedy"])
     values = {
         "version": transformers.__version__,
-        "keys": {
-            kind: [str(key) for key in info[kind]] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
-        },
+        "keys": {kind: [str(key) for key in info[kind]] for kind in FAULTS},
         "greedy": written[0, prompt.shape[1] :].tolist(),
         "texts": None,
     }
