@@ -1,4 +1,4 @@
-"""The command line of `isobatch prepare`, in real processes: killed, interrupted, twice at once; and --check."""
+"""The command line of `isobatch prepare`, in real processes: killed and interrupted; and --check."""
 
 import json
 import os
@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from small_corpora import GPT2, contents, isobatch, json_lines, read_dataset, small_texts, start_isobatch
 
+from training.errors import UserError
 from training.preparation.corpus import Settings, prepare_documents
-from training.preparation.dataset_commands import _unescaped
+from training.preparation.dataset_commands import _unescaped, prepare
 from training.preparation.sources import find_sources
 from training.preparation.vocabulary import read_vocabulary
 
@@ -28,12 +30,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def begun(place: Path, name: str, *options: object) -> "subprocess.Popen[str]":
-    """A process that makes the dataset, and has recorded some progress."""
-    process = start_isobatch(*arguments(place, name), *options)
+    """A process that makes the dataset, and has recorded some progress of its own."""
     progress = place / f".{name}.preparing" / "progress.json"
+    before = json.loads(progress.read_text())["progress"]["documents"] if progress.exists() else 0
+    process = start_isobatch(*arguments(place, name), *options)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and process.poll() is None:
-        if progress.exists() and json.loads(progress.read_text())["progress"]["documents"]:
+        if progress.exists() and json.loads(progress.read_text())["progress"]["documents"] > before:
             return process
         time.sleep(0.01)
     raise AssertionError(process.communicate())
@@ -65,44 +68,27 @@ def wait_for_end(group: int) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_goes_on_to_the_same_bytes(place: Path) -> None:
-    """With another number of processes; the killed one's do not outlive it."""
-    process = begun(place, "killed", "--workers", 2)
+def test_killed_and_interrupted_it_goes_on_to_the_same_bytes(place: Path) -> None:
+    """With another number of processes each time; what is killed leaves none, and Ctrl-C, which reaches every process
+    of a terminal, no traceback."""
+    process = begun(place, "again", "--workers", 2)
     process.kill()
     process.communicate()
     wait_for_end(process.pid)
-    assert not (place / "killed").exists()
-    done = isobatch(*arguments(place, "killed"), "--workers", 3)
-    assert done.stderr.startswith("going on after ")
-    assert contents(place / "killed") == contents(place / "whole")
-    expected, found = (json.loads((place / name / "dataset.json").read_text()) for name in ("whole", "killed"))
-    assert found == expected | {"name": "killed"}
-    assert not (place / ".killed.preparing").exists()
-
-
-@pytest.mark.slow
-def test_interrupted_it_says_how_to_go_on(place: Path) -> None:
-    """Ctrl-C reaches every process of a terminal: no traceback, none left over."""
-    process = begun(place, "interrupted", "--workers", 2)
+    assert not (place / "again").exists()
+    process = begun(place, "again", "--workers", 3)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=30)
     assert (process.returncode, output) == (1, "")
-    assert errors == f"error: {place / 'interrupted'}: interrupted; the same command goes on where this one ended\n"
+    assert errors.startswith("going on after ")
+    said = f"error: {place / 'again'}: interrupted; the same command goes on where this one ended"
+    assert errors.splitlines()[1:] == [said]
     wait_for_end(process.pid)
-    assert isobatch(*arguments(place, "interrupted")).stderr.startswith("going on after ")
-    assert contents(place / "interrupted") == contents(place / "whole")
-
-
-@pytest.mark.slow
-def test_two_at_once_are_not_in_each_other_s_way(place: Path) -> None:
-    first = begun(place, "twice", "--workers", 1)
-    second = isobatch(*arguments(place, "twice"), status=2)
-    assert second.stderr == (
-        f"error: {place / 'twice'}: another process is preparing it; wait for it or stop it first\n"
-    )
-    assert first.wait(timeout=60) == 0
-    first.communicate()
-    assert contents(place / "twice") == contents(place / "whole")
+    assert isobatch(*arguments(place, "again"), "--workers", 1).stderr.startswith("going on after ")
+    assert contents(place / "again") == contents(place / "whole")
+    expected, found = (json.loads((place / name / "dataset.json").read_text()) for name in ("whole", "again"))
+    assert found == expected | {"name": "again"}
+    assert not (place / ".again.preparing").exists()
 
 
 @pytest.mark.slow
@@ -118,18 +104,19 @@ def test_a_dataset_from_the_command_line_is_checked_by_it(tmp_path: Path) -> Non
     assert done.stdout == f"{output}: is whole: train 14 tokens, ids up to 256 in a vocabulary of 257\n"
 
 
-@pytest.mark.slow
-def test_all_problems_of_several_datasets_are_told_together(tmp_path: Path) -> None:
+def test_all_problems_of_several_datasets_are_told_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As lines, or with --json as one object a dataset; status 2."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     problems = [f"{tmp_path / name}/train.safetensors: there is no such file; download or prepare the dataset again"
                 for name in ("a", "b")]  # fmt: skip
-    done = isobatch("prepare", "--check", tmp_path / "a", tmp_path / "b", status=2)
-    assert done.stderr.splitlines() == ["error: 2 problems:", *problems]
-    one = isobatch("prepare", "--check", tmp_path / "a", "--json", status=2)
-    assert one.stderr == ""
-    assert json.loads(one.stdout) == {
+    with pytest.raises(UserError) as caught:
+        prepare([str(tmp_path / "a"), str(tmp_path / "b")], check=True)
+    assert str(caught.value).splitlines() == ["2 problems:", *problems]
+    with pytest.raises(typer.Exit) as ended:
+        prepare([str(tmp_path / "a")], check=True, as_json=True)
+    assert ended.value.exit_code == 2
+    assert json.loads(capsys.readouterr().out) == {
         "folder": str(tmp_path / "a"),
         "problems": problems[:1],
         "vocab_size": None,

@@ -142,14 +142,23 @@ def ask(hub: FakeHub, home: Path, *questions: tuple[str, str | None, list[str]],
 
 
 def test_a_repository_s_files_come_from_one_commit_into_the_cache(hub: FakeHub, tmp_path: Path) -> None:
-    """By revision and pattern; what is there is not fetched again, and offline it is enough."""
+    """By revision and pattern; what is there is not fetched again, and offline it is enough. What cannot be had is
+    refused in a sentence."""
+    hub.add("dataset", "owner/images", {"a.png": b"", "README.md": b""})
     old = {"README.md": b"card", "data/b.jsonl": b"old b", "data/a.jsonl": b"old a", "x.bin": b""}
     first = hub.add("dataset", "owner/texts", old)
     second = hub.add("dataset", "owner/texts", old | {"data/a.jsonl": b"new a", "more/c.txt": b"new c"})
     home = tmp_path / "home"
 
-    everything, tagged, some = ask(
-        hub, home, ("owner/texts", None, []), ("owner/texts", first, []), ("owner/texts", None, ["more/*"])
+    everything, tagged, some, missing, revision, nothing = ask(
+        hub,
+        home,
+        ("owner/texts", None, []),
+        ("owner/texts", first, []),
+        ("owner/texts", None, ["more/*"]),
+        ("owner/none", None, []),
+        ("owner/images", "v1", []),
+        ("owner/images", None, []),
     )
 
     new = {"data/a.jsonl": "new a", "data/b.jsonl": "old b", "more/c.txt": "new c"}
@@ -161,19 +170,13 @@ def test_a_repository_s_files_come_from_one_commit_into_the_cache(hub: FakeHub, 
     assert everything["state"] == ["owner/texts", second, sorted(new)]
     assert hub.downloads("x.bin") == hub.downloads("README.md") == 0
     asked = len(hub.requests)
-    offline, by_commit = ask(hub, home, ("owner/texts", None, []), ("owner/texts", first, []), HF_HUB_OFFLINE="1")
+    offline, by_commit, not_here = ask(
+        hub, home, ("owner/texts", None, []), ("owner/texts", first, []), ("owner/none", None, []), HF_HUB_OFFLINE="1"
+    )
     assert (offline["files"], offline["state"]) == (new, everything["state"])
     assert by_commit["state"] == tagged["state"]
     assert len(hub.requests) == asked
-
-
-def test_a_repository_that_cannot_be_had_is_refused_in_a_sentence(hub: FakeHub, tmp_path: Path) -> None:
-    hub.add("dataset", "owner/images", {"a.png": b"", "README.md": b""})
-    missing, revision, nothing = ask(
-        hub, tmp_path / "home", ("owner/none", None, []), ("owner/images", "v1", []), ("owner/images", None, [])
-    )
     assert missing["refusal"].startswith("dataset owner/none: the Hub has no such repository")
     assert revision["refusal"].startswith("dataset owner/images: the repository has no revision 'v1'")
     assert nothing["refusal"].startswith("owner/images: has no file to read, only README.md, a.png; read are .txt")
-    [offline] = ask(hub, tmp_path / "other", ("owner/images", None, []), HF_HUB_OFFLINE="1")
-    assert "owner/images: not on this machine, and HF_HUB_OFFLINE forbids" in offline["refusal"]
+    assert "owner/none: not on this machine, and HF_HUB_OFFLINE forbids" in not_here["refusal"]
