@@ -63,6 +63,16 @@ def test_patterns_choose_among_the_files_of_a_folder(tmp_path: Path) -> None:
         find_sources([str(tmp_path / "README.md")], None, ["*.md"])
 
 
+def test_a_pattern_with_a_suffix_names_text(tmp_path: Path) -> None:
+    """Sources of programs, say; a pattern for everything still takes known formats alone."""
+    for name in ("a.py", "b.txt", "c.py.gz", "d.zip"):
+        (tmp_path / name).write_text("x")
+    [source] = find_sources([str(tmp_path)], None, ["*.py"])
+    assert [(file.name, file.format) for file in source.files] == [("a.py", "text")]
+    [source] = find_sources([str(tmp_path)], None, ["*"])
+    assert [file.name for file in source.files] == ["b.txt"]
+
+
 def test_several_sources_keep_their_order(tmp_path: Path) -> None:
     touch(tmp_path, "b.txt", "a.txt", "f/c.json")
     found = find_sources([str(tmp_path / name) for name in ("b.txt", "a.txt", "b.txt", "f/c.json")], None, [])

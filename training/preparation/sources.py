@@ -33,8 +33,8 @@ class SourceFile:
 
     @property
     def format(self) -> str:
-        """A value of FORMATS."""
-        return FORMATS[_suffixes(self.name)[0]]
+        """A value of FORMATS; text where the suffix says nothing, of a file that a pattern has named by it."""
+        return FORMATS.get(_suffixes(self.name)[0], "text")
 
     @property
     def compression(self) -> str:
@@ -86,7 +86,7 @@ def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequenc
     Args:
         sources: as the user named them.
         revision: a branch, a tag or a commit of the repositories among them.
-        patterns: which files of folders and repositories to take, as `data/*.parquet`; none = all.
+        patterns: which files of folders and repositories to take, as `data/*.parquet`; none = all of known formats.
 
     Raises:
         UserError: naming the source, and what it should be.
@@ -135,11 +135,7 @@ def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> 
     readable = [name for name in readable if PurePosixPath(name).name.lower() != "readme.md"]
     chosen = readable
     if patterns:
-        chosen = [
-            name
-            for name in visible
-            if _suffixes(name)[0] and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        ]
+        chosen = [name for name in visible if any(_is_chosen(name, pattern) for pattern in patterns)]
     if not chosen:
         which = f"no file that matches {' or '.join(patterns)} and can be read" if patterns else "no file to read"
         some = ", ".join(sorted(visible)[:5]) or "nothing"
@@ -148,11 +144,18 @@ def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> 
     return sorted(chosen)
 
 
+def _is_chosen(name: str, pattern: str) -> bool:
+    """Whether a pattern means a file: of a known format, or of one that it names, as `*.py`, which then is text."""
+    suffix = PurePosixPath(name).suffix
+    known = _suffixes(name)[0] or (suffix not in ("", *COMPRESSIONS) and PurePosixPath(pattern).suffix == suffix)
+    return bool(known) and fnmatch.fnmatchcase(name, pattern)
+
+
 def _check_packages(names: Sequence[str]) -> None:
     """Refuses a file that needs a package which is missing, before hours go into the files before it."""
     for name in names:
         suffix, compression = _suffixes(name)
-        package = PACKAGES.get(compression or FORMATS[suffix])
+        package = PACKAGES.get(compression or FORMATS.get(suffix, "text"))
         if package and importlib.util.find_spec(package) is None:
             raise UserError(f"{name}: needs the package {package}; install it with: pip install -e '.[data]'")
 
