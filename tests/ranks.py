@@ -25,7 +25,7 @@ multiprocessing.set_forkserver_preload(["torch._dynamo", "torch._inductor", "pyd
 
 
 def on_ranks(
-    world_size: int, function: Callable[..., Result], *arguments: Any, nodes: int = 1, timeout: float = 60
+    world_size: int, function: Callable[..., Result], *arguments: Any, nodes: int = 1, timeout: float = 180
 ) -> list[Result]:
     """Calls function(group, *arguments) on every rank and returns the results, by rank.
 

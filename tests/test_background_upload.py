@@ -91,7 +91,7 @@ def hub(module_hub: FakeHub) -> FakeHub:
 def uploader(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Uploader]:
     uploader = Uploader(module_hub, tmp_path_factory.mktemp("home"))
     yield uploader
-    uploader.process.communicate(timeout=60)
+    uploader.process.communicate(timeout=120)
 
 
 @pytest.fixture

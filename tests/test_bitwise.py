@@ -22,8 +22,6 @@ from training.distributed import Group
 from training.errors import UserError
 from training.metrics import StepRecord
 
-pytestmark = pytest.mark.timeout(600)
-
 TIMES = ("seconds", "tokens_per_second")
 
 

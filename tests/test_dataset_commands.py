@@ -78,7 +78,7 @@ def test_killed_and_interrupted_it_goes_on_to_the_same_bytes(place: Path) -> Non
     assert not (place / "again").exists()
     process = begun(place, "again", "--workers", 3)
     os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=120)
     assert (process.returncode, output) == (1, "")
     assert errors.startswith("going on after ")
     said = f"error: {place / 'again'}: interrupted; the same command goes on where this one ended"

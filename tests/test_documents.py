@@ -65,7 +65,6 @@ def commands() -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_commands_of_the_readme(tmp_path: Path, python_library: Path) -> None:
     """Each runs as written, in a copy of the repository; training is cut short, and what needs a download planned."""
     copy = tmp_path / "isobatch"

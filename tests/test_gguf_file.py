@@ -50,7 +50,7 @@ for stop in range(1, len(ids) + 1):
     answers.append({entry["id"]: entry["logprob"] for entry in content["top_logprobs"]})
 body = json.dumps({"content": text, "parse_special": True}).encode()
 request = urllib.request.Request(server.listening_address + "/tokenize", body, {"Content-Type": "application/json"})
-print(json.dumps([answers, json.load(urllib.request.urlopen(request, timeout=20))["tokens"]]))
+print(json.dumps([answers, json.load(urllib.request.urlopen(request, timeout=120))["tokens"]]))
 """
 
 

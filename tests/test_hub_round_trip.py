@@ -34,7 +34,6 @@ snapshot_download("tester/model", revision="training-state", local_dir=sys.argv[
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_train_push_download_and_the_same_text(tmp_path: Path) -> None:
     """Two processes train and push with git-lfs; then the best is pushed again by Xet."""
     place = Workplace(tmp_path / "here")

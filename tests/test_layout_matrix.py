@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_every_combination_is_the_same_on_another_layout() -> None:
     """Of the whole matrix what fits a test's time: three processes, two sequences at a time, so unevenly."""
     found = list(compare([(1, 14), (3, 2)]))
@@ -38,7 +37,6 @@ def final_weights(run: Finished) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("data", ["packed", "documents"])
 @pytest.mark.parametrize(("dropout", "clip_norm"), [(0.1, 0.3), (0.0, None)])
 def test_the_command_trains_the_same_run_on_other_layouts(

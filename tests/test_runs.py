@@ -123,7 +123,6 @@ def test_same_run_on_any_number_of_processes(workplace: Workplace) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_dropout_is_the_same_on_any_number_of_processes(workplace: Workplace) -> None:
     """1 and 4 processes, and G85, stopped on 2 and resumed on 3 (uneven): each step's loss within 1e-6."""
     config = workplace.write_config(model={"dropout": 0.1})
