@@ -9,8 +9,10 @@ from small_configs import Configs
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and several processes at a time
 
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ import ddp_train
 from training.preparation.python_library import prepare_python_library
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Started in the background by a script, this process ignores Ctrl-C, and all that it starts would.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 # The model of oracles' golden curves: 110,688 parameters.
 SMALL_MODEL = {"vocab_size": 257, "context_length": 32, "emb_dim": 48, "n_heads": 4, "n_layers": 3, "dropout": 0.0}
