@@ -1,0 +1,1 @@
+"""The laboratory: runs compared, and studies of many runs."""
