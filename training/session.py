@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
-from training.checkpoint import FOR_THE_MODEL, TrainingState, problem_of
+from training.checkpoint import FOR_THE_MODEL, TrainingState, list_checkpoints, problem_of
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import (
@@ -131,6 +131,8 @@ def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> 
             f"{REPOSITORY}, such as checkpoints/tiny/latest"
         )
     problem = problem_of(other, FOR_THE_MODEL)
+    if problem is not None and list_checkpoints(other):
+        raise UserError(f"init_from: {other}: is a run; give one of its checkpoints, such as {config.init_from}/latest")
     if problem is not None:
         raise UserError(f"init_from: {other}: {problem}; give the folder of a complete checkpoint")
     return str(other)
