@@ -2,9 +2,11 @@
 
 import multiprocessing
 import os
+import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -85,28 +87,67 @@ def test_any_number_of_processes_gives_the_same_blocks_in_order(recipe: Recipe) 
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("noticed", [False, True])
-def test_a_process_that_is_killed_ends_it_with_a_sentence(recipe: Recipe, noticed: bool) -> None:
-    """Whether that shows when a block is awaited, or when the next one is to be handed out."""
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(1)
 
-    def blocks() -> Iterator[list[str]]:
-        yield from (small_texts(20, seed) for seed in range(2 if noticed else 5))
-        for child in multiprocessing.active_children():
-            os.kill(child.pid or 0, signal.SIGKILL)
-        if noticed:
-            time.sleep(1)
-        yield from (small_texts(20, seed) for seed in range(50))
 
-    with pytest.raises(RunError, match="a process that tokenizes was killed, perhaps for want of memory; the same"):
-        list(tokenize_blocks(blocks(), recipe, 2))
+def kill_all() -> None:
+    for child in multiprocessing.active_children():
+        os.kill(child.pid or 0, signal.SIGKILL)
+
+
+def kill_one() -> None:
+    os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+
+
+def find_mistake() -> None:
+    raise UserError("line 7")
+
+
+KILLED = "a process that tokenizes was killed, perhaps for want of memory; the same"
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("event", "error", "sentence"),
+    [
+        (find_mistake, UserError, "line 7"),
+        (interrupt, KeyboardInterrupt, "^$"),
+        (kill_one, RunError, KILLED),
+        (kill_all, RunError, KILLED),
+    ],
+)
+def test_whatever_ends_it_leaves_no_process(
+    recipe: Recipe, event: Callable[[], None], error: type[BaseException], sentence: str
+) -> None:
+    """Also one in the middle of a result that no pipe has room for, whether its end shows when a block is handed out
+    or when one is awaited."""
+    draw = random.Random(1)
+
+    def blocks(before: int, after: int) -> Iterator[list[str]]:
+        yield from [["a" * 260_000]] * before
+        time.sleep(draw.uniform(0, 0.2))
+        event()
+        yield from [["a" * 260_000]] * after
+
+    for before, after in ((8, 50), (7, 0)):
+        with pytest.raises(error, match=sentence):
+            list(tokenize_blocks(blocks(before, after), recipe, 2))
+        assert multiprocessing.active_children() == []
+
+
+def test_who_takes_no_more_ends_the_processes(recipe: Recipe) -> None:
+    """As where the disk is full, while they wait to be rid of their results."""
+    with closing(tokenize_blocks(iter([["a" * 260_000]] * 9), recipe, 2)) as blocks:
+        next(blocks)
+        time.sleep(0.5)
+        assert len(multiprocessing.active_children()) == 2
     assert multiprocessing.active_children() == []
 
 
-def test_a_mistake_in_reading_ends_the_processes(recipe: Recipe) -> None:
-    def blocks() -> Iterator[list[str]]:
-        yield small_texts(20)
-        raise UserError("line 7")
-
-    with pytest.raises(UserError, match="line 7"):
-        list(tokenize_blocks(blocks(), recipe, 2))
+def test_what_a_process_cannot_tokenize_is_said_by_this_one(recipe: Recipe) -> None:
+    strict = Recipe(**{**vars(recipe), "end_of_text": 300})
+    with pytest.raises(UserError, match=r"tokenizer\.json: token id 300 at position 0; the vocabulary of 257"):
+        list(tokenize_blocks(iter([["a"], ["b"], ["c"]]), strict, 2))
     assert multiprocessing.active_children() == []

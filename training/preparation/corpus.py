@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -115,7 +115,9 @@ def _tokenize(
     )
     dtype = token_type(TOKENIZER, vocabulary.size)
     documents = islice(_documents(sources, settings, name), place.progress.documents, None)
-    place.write(tokenize_blocks(cut_blocks(documents), recipe, workers), dtype)
+    # Closed, so that its processes end also where writing fails.
+    with closing(tokenize_blocks(cut_blocks(documents), recipe, workers)) as blocks:
+        place.write(blocks, dtype)
     if settings.validation_share == 0:
         (place.dataset / "validation.safetensors").unlink()
 

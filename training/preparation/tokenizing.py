@@ -5,14 +5,17 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
-from training.errors import RunError
+from training.errors import RunError, UserError
 from training.preparation.contamination import open_ngrams, shares_ngram
 from training.preparation.dataset_files import checked_tokens, fraction_of
 from training.preparation.text_encoder import TextEncoder
@@ -115,54 +118,101 @@ def cut_blocks(documents: Iterable[str]) -> Iterator[list[str]]:
         yield block
 
 
-def tokenize_blocks(blocks: Iterable[list[str]], recipe: Recipe, workers: int) -> Iterator[Block]:
+def tokenize_blocks(blocks: Iterable[list[str]], recipe: Recipe, workers: int) -> Generator[Block, None, None]:
     """Yields the blocks in their order, tokenized by `workers` processes that are a few blocks ahead, or by this one.
 
+    The processes end with it, also where it is closed before its end.
+
     Raises:
-        RunError: a process was killed from outside.
+        UserError: a document cannot be tokenized.
+        RunError: a process was killed from outside, or cannot be started.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes, which inherit it, are the parallelism
     if workers == 1:
         yield from map(BlockTokenizer(recipe), blocks)
         return
-    waiting: deque[tuple[int, Future[Block]]] = deque()
-    try:
-        with _pool(recipe, workers) as pool:
-            for block in blocks:
-                size = sum(map(len, block))
-                while waiting and (len(waiting) > 2 * workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
-                    yield waiting.popleft()[1].result()
-                with _without_interrupts():
-                    waiting.append((size, pool.submit(_tokenize, block)))
-            while waiting:
+    crew: list[_Worker] = []
+    waiting: deque[tuple[int, _Worker]] = deque()
+    with ExitStack() as stack:
+        for number, block in enumerate(blocks):
+            size = sum(map(len, block))
+            while waiting and (len(waiting) > 2 * workers or sum(n for n, _ in waiting) + size > IN_FLIGHT):
                 yield waiting.popleft()[1].result()
-    except BrokenProcessPool:
-        raise RunError(
-            "a process that tokenizes was killed, perhaps for want of memory; the same command goes on where this one "
+            if number < workers:
+                crew.append(stack.enter_context(_worker(recipe)))
+            worker = crew[number % workers]
+            worker.hand(block)
+            waiting.append((size, worker))
+        while waiting:
+            yield waiting.popleft()[1].result()
+
+
+@dataclass(frozen=True)
+class _Worker:
+    """A process that tokenizes, and the connection to it, whose ends nobody else holds.
+
+    So it may be killed at any moment: each end reads an end of file when the process at the other one is gone, and no
+    other process ever waits for this one. It reads while it tokenizes and sends, so handing it a block never waits for
+    somebody to take its results.
+    """
+
+    process: SpawnProcess
+    connection: "Connection[Any, Any]"
+
+    def hand(self, block: list[str]) -> None:
+        """Gives it a block, whose result comes behind those of the blocks before."""
+        try:
+            self.connection.send(block)
+        except OSError:
+            raise self._ended() from None
+
+    def result(self) -> Block:
+        """Waits for the result of the first block that has none."""
+        try:
+            outcome: Block | Exception = self.connection.recv()
+        except (EOFError, OSError):
+            raise self._ended() from None
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def _ended(self) -> RunError:
+        self.process.join()
+        status = self.process.exitcode or 0
+        how = "was killed" if status < 0 else f"ended with status {status}"
+        return RunError(
+            f"a process that tokenizes {how}, perhaps for want of memory; the same command goes on where this one "
             "ended; give it fewer --workers"
-        ) from None
+        )
 
 
 @contextmanager
-def _pool(recipe: Recipe, workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that tokenize; where something goes wrong here, they do not finish their block first."""
-    others = set(multiprocessing.active_children())
-    # Forked processes would inherit threads' locks; spawned ones begin with nothing.
+def _worker(recipe: Recipe) -> Iterator[_Worker]:
+    # Forked processes would inherit threads' locks, and the ends of others' connections; spawned ones begin with
+    # nothing.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(workers, context, initializer=_start, initargs=(recipe,))
+    here, there = context.Pipe()
+    process = context.Process(target=_work, args=(there, recipe), daemon=True)
     try:
-        yield pool
-    except BaseException:
-        for child in set(multiprocessing.active_children()) - others:
-            child.terminate()
-        raise
+        try:
+            with _without_interrupts():
+                process.start()
+        except OSError as error:
+            raise RunError(f"a process cannot be started ({error}); give it fewer --workers") from error
+        finally:
+            there.close()
+        yield _Worker(process, here)
     finally:
-        pool.shutdown(cancel_futures=True)
+        here.close()
+        if process.pid is not None:
+            process.kill()
+            process.join()
 
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Ctrl-C goes to all processes of a terminal: those started here inherit that they do not notice."""
+    resource_tracker.ensure_running()  # else it is started with the first process, and lets interrupts in again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -170,23 +220,28 @@ def _without_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_tokenizer: BlockTokenizer | None = None
-"""Of a worker process."""
+def _work(connection: "Connection[Any, Any]", recipe: Recipe) -> None:
+    """What a worker process does: a result, or the mistake instead of it, for each block, until it is ended."""
+    blocks: SimpleQueue[list[str]] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, blocks), daemon=True).start()
+    tokenizer: BlockTokenizer | None = None
+    while True:
+        texts = blocks.get()
+        outcome: Block | Exception
+        try:
+            tokenizer = tokenizer or BlockTokenizer(recipe)
+            outcome = tokenizer(texts)
+        except (UserError, RunError) as mistake:
+            outcome = mistake
+        with suppress(OSError):  # nobody is there any more: the other thread notices, too
+            connection.send(outcome)
 
 
-def _start(recipe: Recipe) -> None:
-    global _tokenizer
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _tokenizer = BlockTokenizer(recipe)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None, "only a worker process does this"
-    parent.join()  # also where it was killed
-    os._exit(1)
-
-
-def _tokenize(texts: list[str]) -> Block:
-    assert _tokenizer is not None, "the process has started"
-    return _tokenizer(texts)
+def _receive(connection: "Connection[Any, Any]", blocks: "SimpleQueue[list[str]]") -> None:
+    """Reads blocks, and ends the process when the one that sends them is gone, however that was."""
+    try:
+        with suppress(EOFError, OSError):
+            while True:
+                blocks.put(connection.recv())
+    finally:
+        os._exit(1)
