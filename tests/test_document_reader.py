@@ -1,6 +1,8 @@
 """Documents out of files: the same from every format, and every way in which a file can be wrong."""
 
 import gzip
+import random
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -141,6 +143,24 @@ def test_a_document_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["é" * 2**19, "é" * 2**19 + "e"]}), path)
     assert refusal(path).startswith(", row 2: has more than 1 MiB; a document may not; cut it into several")
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.jsonl.zst"])
+def test_four_times_the_document_takes_four_times_as_long(tmp_path: Path, name: str) -> None:
+    """Processor time, of content that does not get smaller, so that it comes in many chunks; the better of two."""
+
+    def seconds(size: int) -> float:
+        content = b'{"text": "' + random.Random(1).randbytes(size // 2).hex().encode() + b'"}\n'
+        packed = gzip.compress(content, 1) if name.endswith("gz") else zstandard.compress(content)
+        path = written(tmp_path / name, packed)
+        taken = []
+        for _ in range(2):
+            begin = time.process_time()
+            assert len(read(path)) == 1
+            taken.append(time.process_time() - begin)
+        return min(taken)
+
+    assert seconds(16 * 2**20) < 8 * seconds(4 * 2**20)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])

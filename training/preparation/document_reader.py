@@ -129,20 +129,28 @@ def _texts(file: SourceFile, separator: str | None, progress: Progress) -> Itera
 
 
 def _cut(file: SourceFile, separator: bytes | None, progress: Progress) -> Iterator[tuple[int, bytes]]:
-    """The pieces of a file between separators, with their offsets; one too long comes as soon as it is."""
-    rest, offset = b"", 0
+    """The pieces of a file between separators, with their offsets; one too long comes as soon as it is.
+
+    A piece may come in a hundred thousand chunks, so each is looked at once.
+    """
+    rest, offset = bytearray(), 0
     for chunk in _chunks(file, progress):
+        new = len(rest)
         rest += chunk
-        if offset == 0 and rest.startswith(BYTE_ORDER_MARK):
-            rest, offset = rest[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
+        if offset == 0 and new < len(BYTE_ORDER_MARK) and rest.startswith(BYTE_ORDER_MARK):
+            del rest[: len(BYTE_ORDER_MARK)]
+            new, offset = 0, len(BYTE_ORDER_MARK)
         if separator is not None:
-            *pieces, rest = rest.split(separator)
-            for piece in pieces:
-                yield offset, piece
-                offset += len(piece) + len(separator)
+            start, end = 0, rest.find(separator, max(new - len(separator) + 1, 0))
+            while end >= 0:
+                yield offset + start, bytes(rest[start:end])
+                start = end + len(separator)
+                end = rest.find(separator, start)
+            del rest[:start]
+            offset += start
         if len(rest) > LARGEST_DOCUMENT:
-            yield offset, rest
-    yield offset, rest
+            yield offset, bytes(rest)
+    yield offset, bytes(rest)
 
 
 def _chunks(file: SourceFile, progress: Progress) -> Iterator[bytes]:
