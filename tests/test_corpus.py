@@ -235,11 +235,14 @@ def test_another_end_of_text_is_another_command(tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     files = [source(tmp_path / "a.jsonl", small_texts())]
+    tokenizer = BYTES.tokenizer.from_str(BYTES.tokenizer.to_str())
+    tokenizer.add_special_tokens(["<|end|>"])
+    vocabulary = Vocabulary(tokenizer, 256, tokenizer.to_str().encode())
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "write", interrupt)
         with pytest.raises(RunError, match="interrupted"):
-            made(tmp_path / "set", files)
-    assert made(tmp_path / "set", files, vocabulary=replace(BYTES, end_of_text=300))["end_of_text"] == 300
+            made(tmp_path / "set", files, vocabulary=vocabulary)
+    assert made(tmp_path / "set", files, vocabulary=replace(vocabulary, end_of_text=257))["end_of_text"] == 257
 
 
 def test_an_interrupted_first_pass_starts_again_and_a_whole_one_does_not(

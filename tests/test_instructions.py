@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from training.document_rows import DocumentRows
 from training.errors import UserError
@@ -170,19 +170,19 @@ def test_nothing_to_validate_on_is_told(tmp_path: Path, tokenizer: Path, capsys:
 
 
 def test_a_large_vocabulary_is_stored_as_uint32(tmp_path: Path, tokenizer: Path) -> None:
-    """And an end of text that only dataset.json names is believed."""
+    """And the end of text is the one that dataset.json names."""
     large = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     large.add_tokens([f"token {number}" for number in range(2**16)])
     folder = tmp_path / "large"
     folder.mkdir()
     large.save(str(folder / "tokenizer.json"))
-    (folder / "dataset.json").write_text(json.dumps({"end_of_text": 70_000}))
+    (folder / "dataset.json").write_text(json.dumps({"end_of_text": 65_801}))
     source = write_lines(tmp_path / "a.jsonl", [{"prompt": "a", "response": "token 65000"}])
     prepare([source], tmp_path / "set", folder, 0)
     tokens = load_file(tmp_path / "set" / "train.safetensors")["tokens"]
     assert tokens.dtype == np.uint32
-    assert tokens[-2:].tolist() == [65_300, 70_000]
-    assert json.loads((tmp_path / "set" / "dataset.json").read_text())["vocab_size"] == 70_001
+    assert tokens[-2:].tolist() == [65_300, 65_801]
+    assert json.loads((tmp_path / "set" / "dataset.json").read_text())["vocab_size"] == 300 + 2**16
 
 
 GOOD = b'{"prompt": "a", "response": "b"}\n'
@@ -246,3 +246,15 @@ def test_the_types_are_those_of_a_document_dataset(tmp_path: Path, tokenizer: Pa
     content = load_file(tmp_path / "set" / "train.safetensors")
     types = {"tokens": np.uint16, "document_ends": np.int64, "loss_mask": np.uint8}
     assert {name: value.dtype for name, value in content.items()} == types
+
+
+@pytest.mark.parametrize("key", ["prompt", "response"])
+def test_a_text_that_gives_the_end_of_text_is_refused(tmp_path: Path, key: str) -> None:
+    """By a tokenizer that makes it of the literal text; and nothing is left."""
+    words = Tokenizer(models.WordLevel({"a": 0, END_OF_TEXT: 1, "[UNK]": 2}, unk_token="[UNK]"))
+    words.add_special_tokens([END_OF_TEXT])
+    words.save(str(tmp_path / "tokenizer.json"))
+    source = write_lines(tmp_path / "a.jsonl", [{"prompt": "a", "response": "a", key: END_OF_TEXT}])
+    with pytest.raises(UserError, match=r"gives the token 1, '<\|endoftext\|>', within a text that begins with"):
+        prepare([source], tmp_path / "set", tmp_path / "tokenizer.json", 0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "tokenizer.json"]

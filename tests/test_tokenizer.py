@@ -90,7 +90,7 @@ def test_end_of_text_is_the_recorded_one_or_gpt2s(tokenizer: Tokenizer, tmp_path
         assert end_of_text_id(tokenizer, description) == expected
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     assert end_of_text_id(words, tmp_path / "missing.json") is None
-    for damaged in ("[1]", "{"):
+    for damaged in ("[1]", "{", "[" * 200_000):
         description.write_text(damaged)
         with pytest.raises(UserError, match=r"dataset\.json: is not a description of a dataset"):
             end_of_text_id(tokenizer, description)
@@ -113,6 +113,13 @@ def test_loaded_tokenizer_neither_cuts_nor_pads(tokenizer: Tokenizer, tmp_path: 
 
     assert loaded.encode("x").ids == tokenizer.encode("x").ids
     assert loaded.encode(TEXTS[1]).ids == tokenizer.encode(TEXTS[1]).ids
+
+
+def test_loaded_tokenizer_gives_the_same_tokens_each_time(tmp_path: Path) -> None:
+    """Whatever its file says of dropout, which leaves merges out by chance."""
+    saved = Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")], dropout=0.5))
+    saved.save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(tmp_path / "tokenizer.json").encode("ab" * 50).ids == [2] * 50
 
 
 @pytest.mark.parametrize("content", [b"", b"not json", b"{}", b'{"version": "1.0", "model": {"type": "X"}}', b"\xff"])

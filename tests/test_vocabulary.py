@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from small_corpora import GPT2, small_texts
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from training.errors import UserError
 from training.preparation.vocabulary import Sample, Vocabulary, byte_vocabulary, read_vocabulary, trained_vocabulary
@@ -43,8 +43,17 @@ def test_a_tokenizer_json_comes_before_other_files_and_is_copied_as_it_is(tmp_pa
     for path in (tmp_path, tmp_path / "tokenizer.json"):
         vocabulary = read_vocabulary(path)
         assert (vocabulary.size, vocabulary.end_of_text, vocabulary.content) == (257, 256, content)
-    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 300}))
-    assert (read_vocabulary(tmp_path).end_of_text, read_vocabulary(tmp_path).size) == (300, 301)
+    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 7}))
+    assert (read_vocabulary(tmp_path).end_of_text, read_vocabulary(tmp_path).size) == (7, 257)
+
+
+@pytest.mark.parametrize("end_of_text", [257, 99_999, 2**32 - 1])
+def test_an_end_of_text_that_the_tokenizer_lacks_is_refused(tmp_path: Path, end_of_text: int) -> None:
+    (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": end_of_text}))
+    for tokenizer in (byte_vocabulary().tokenizer, Tokenizer(models.BPE())):
+        tokenizer.save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(UserError, match=rf"tokenizer.json: has no token {end_of_text:,}, which the dataset.json"):
+            read_vocabulary(tmp_path)
 
 
 def test_a_published_vocabulary_keeps_all_its_merges_and_gets_an_end_of_text(tmp_path: Path) -> None:

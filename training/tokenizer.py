@@ -22,7 +22,8 @@ DOCUMENTS_PER_BATCH = 32
 def load_tokenizer(path: Path) -> Tokenizer:
     """Reads a tokenizer.json.
 
-    Padding and truncation that somebody saved in the file are switched off: a text is never cut silently.
+    Padding, truncation and dropout that somebody saved in the file are switched off: a text is never cut silently, and
+    has the same tokens each time.
 
     Raises:
         UserError: there is no such file, or it is not a tokenizer.json.
@@ -35,6 +36,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         raise UserError(f"{path}: not a tokenizer.json that tokenizers can read ({error}); replace the file") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None
     return tokenizer
 
 
@@ -111,7 +114,7 @@ def end_of_text_id(tokenizer: Tokenizer, description: Path) -> int | None:
     if description.is_file():
         try:
             recorded = json.loads(description.read_text(encoding="utf-8")).get("end_of_text")
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"{description}: is not a description of a dataset ({error}); restore the file") from None
         if recorded is not None:
             if type(recorded) is not int or not 0 <= recorded < 2**32:

@@ -101,7 +101,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         numbers = [description.get(key) for key in ("vocab_size", "end_of_text")]
         entries = list(description.get("splits", {}).values())
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: is not a description of a dataset ({error}); {AGAIN}") from None
     numbers_are_right = all(number is None or type(number) is int for number in numbers)  # not isinstance: no bool
     if not numbers_are_right or not all(isinstance(entry, dict) for entry in entries):

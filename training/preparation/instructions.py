@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from training.errors import UserError
@@ -23,6 +22,7 @@ from training.preparation.dataset_files import (
 )
 from training.preparation.document_reader import Progress, check_text, parse_object, read_lines
 from training.preparation.sources import Source, SourceFile
+from training.preparation.text_encoder import encode_texts, reserved_ids
 from training.preparation.vocabulary import Vocabulary, read_vocabulary
 from training.tokenizer import DOCUMENTS_PER_BATCH, TOKENIZER
 
@@ -116,7 +116,7 @@ def prepare_instructions(sources: Sequence[Source], output: Path, tokenizer: Pat
 
 def _split(records: Iterator[Record], vocabulary: Vocabulary, validation_share: float) -> dict[str, _Split]:
     splits = {"train": _Split(), "validation": _Split()}
-    for (prompt, response), prompt_ids, response_ids in _encoded(records, vocabulary.tokenizer):
+    for (prompt, response), prompt_ids, response_ids in _encoded(records, vocabulary):
         share = fraction_of(json.dumps([prompt, response]))
         split = splits["validation" if share < validation_share else "train"]
         split.add(prompt_ids, [*response_ids, vocabulary.end_of_text])
@@ -176,10 +176,10 @@ def _record(record: dict[str, Any]) -> Record:
     return prompt, response
 
 
-def _encoded(records: Iterator[Record], tokenizer: Tokenizer) -> Iterator[tuple[Record, list[int], list[int]]]:
+def _encoded(records: Iterator[Record], vocabulary: Vocabulary) -> Iterator[tuple[Record, list[int], list[int]]]:
     """Each record with the ids of its prompt and of its response, some records at a time."""
-    tokenizer.encode_special_tokens = True
+    reserved = reserved_ids(vocabulary.tokenizer, vocabulary.end_of_text)
     while batch := list(islice(records, DOCUMENTS_PER_BATCH)):
         texts = [text for record in batch for text in record]
-        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = encode_texts(vocabulary.tokenizer, texts, reserved)
         yield from zip(batch, ids[::2], ids[1::2], strict=True)

@@ -2,12 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from training.errors import UserError
 from training.preparation.dataset_files import checked_tokens, token_type
 from training.preparation.vocabulary import SMALLEST, byte_vocabulary
 
@@ -31,13 +32,17 @@ class TextEncoder:
     may be cut there without changing its tokens: long documents take no memory, and words that come again no time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, end_of_text: int) -> None:
         """Takes a tokenizer for itself, all of whose ids must be below `vocab_size`."""
-        tokenizer.encode_special_tokens = True
         self.tokenizer, self.vocab_size = tokenizer, vocab_size
+        self.reserved = reserved_ids(tokenizer, end_of_text)
         self.item_bytes = token_type("tokenizer.json", vocab_size).itemsize
         self.cuts_at_blanks = cuts_at_blanks(tokenizer)
-        self.is_bytes = vocab_size == SMALLEST and tokenizer.to_str() == byte_vocabulary().tokenizer.to_str()
+        self.is_bytes = (
+            vocab_size == SMALLEST
+            and end_of_text == SMALLEST - 1
+            and tokenizer.to_str() == byte_vocabulary().tokenizer.to_str()
+        )
         self._known: dict[str, bytes] = {}
         self._room = KEPT
 
@@ -45,7 +50,7 @@ class TextEncoder:
         """The ids of a text, as they lie in a token file.
 
         Raises:
-            UserError: an id is not in the vocabulary.
+            UserError: an id is not in the vocabulary, or see `encode_texts`.
         """
         if self.is_bytes:
             return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint16).tobytes()
@@ -62,11 +67,47 @@ class TextEncoder:
         return map(self._known.__getitem__, words)
 
     def _encoded(self, texts: list[str]) -> list[bytes]:
-        ids = [encoding.ids for encoding in self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        ids = encode_texts(self.tokenizer, texts, self.reserved)
         flat = [token for row in ids for token in row]
         content = checked_tokens("tokenizer.json", np.array(flat, dtype=np.int64), self.vocab_size).tobytes()
         ends = (np.cumsum([0, *map(len, ids)]) * self.item_bytes).tolist()
         return [content[start:end] for start, end in pairwise(ends)]
+
+
+def reserved_ids(tokenizer: Tokenizer, end_of_text: int) -> frozenset[int]:
+    """The ids that no text may give: the end of text and all other special tokens, but for the one of the unknown."""
+    model = json.loads(tokenizer.to_str())["model"]
+    unknown = (model.get("unk_id"), tokenizer.token_to_id(model.get("unk_token") or ""))
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    return frozenset(special.difference(unknown) | {end_of_text})
+
+
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], reserved: frozenset[int]) -> list[list[int]]:
+    """The ids of some texts, literal special tokens in them as the ordinary texts they are.
+
+    A model that has such a token as a word would make the token of it, as would an end of text that is none but an
+    ordinary token: that is refused rather than that a document ends in its middle.
+
+    Raises:
+        UserError: a text gives one of the ids `reserved`, or cannot be encoded.
+    """
+    tokenizer.encode_special_tokens = True
+    try:
+        ids = [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+    except Exception as error:  # the library raises bare Exception, as where a model has no unknown token
+        raise UserError(
+            f"tokenizer.json: cannot encode a text ({error}); each text must have tokens; use a tokenizer that has "
+            "tokens for all characters, or one for the unknown"
+        ) from error
+    for text, row in zip(texts, ids, strict=True):
+        if not reserved.isdisjoint(row):
+            token = next(filter(reserved.__contains__, row))
+            raise UserError(
+                f"tokenizer.json: gives the token {token:,}, {tokenizer.id_to_token(token)!r}, within a text that "
+                f"begins with {text[:40]!r}; no text may give the end of text or a special token; use a tokenizer that "
+                "encodes it as ordinary text, another end_of_text, or leave the text out"
+            )
+    return ids
 
 
 def pieces(text: str) -> Iterator[str]:

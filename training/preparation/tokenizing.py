@@ -81,7 +81,7 @@ class BlockTokenizer:
     def __init__(self, recipe: Recipe) -> None:
         """Reads the recipe's files."""
         self.recipe = recipe
-        self.encoder = TextEncoder(load_tokenizer(recipe.tokenizer), recipe.vocab_size)
+        self.encoder = TextEncoder(load_tokenizer(recipe.tokenizer), recipe.vocab_size, recipe.end_of_text)
         end_of_text = checked_tokens(recipe.tokenizer.name, [recipe.end_of_text], recipe.vocab_size)
         self.end_of_text = end_of_text.tobytes()
         self.known = open_ngrams(recipe.ngrams) if recipe.ngrams else None

@@ -37,7 +37,7 @@ class Vocabulary:
     @property
     def size(self) -> int:
         """All its ids are below."""
-        return max(self.end_of_text, *self.tokenizer.get_vocab().values()) + 1
+        return max(self.tokenizer.get_vocab().values()) + 1
 
     @property
     def digest(self) -> str:
@@ -51,7 +51,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     The end of text is the one that a dataset.json beside it names, or else `<|endoftext|>`.
 
     Raises:
-        UserError: there is none, it cannot be read, or it has no end of text.
+        UserError: there is none, it cannot be read, or it lacks the end of text.
     """
     file = path / TOKENIZER if path.is_dir() else path
     published = None if file.is_file() else read_published(path)
@@ -67,6 +67,11 @@ def read_vocabulary(path: Path) -> Vocabulary:
         raise UserError(
             f"{file}: has no <|endoftext|>, and no dataset.json beside it names another token; a document must end "
             "with a token that says so; use a tokenizer that has one"
+        )
+    if tokenizer.id_to_token(end_of_text) is None:
+        raise UserError(
+            f"{file}: has no token {end_of_text:,}, which the dataset.json beside it names as its end of text; correct "
+            "end_of_text there, or use the tokenizer that it is of"
         )
     return Vocabulary(tokenizer, end_of_text, content)
 
