@@ -11,7 +11,13 @@ import pytest
 from safetensors.numpy import load_file
 
 from training.errors import RunError, UserError
-from training.preparation.dataset_files import TokenWriter, staged_folder, write_description, write_tokens
+from training.preparation.dataset_files import (
+    TokenWriter,
+    refuse_existing,
+    staged_folder,
+    write_description,
+    write_tokens,
+)
 
 
 @pytest.mark.parametrize("token", [65536, 70000, -1, 2**40])
@@ -95,6 +101,22 @@ def test_folder_appears_only_when_complete(tmp_path: Path) -> None:
         assert not destination.exists()
     assert (destination / "file").read_text() == "x"
     assert list(destination.parent.iterdir()) == [destination]
+
+
+def test_only_a_free_name_or_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    """Not a link to an empty folder, whose place a folder cannot take."""
+    new = tmp_path / "new"
+    refuse_existing(new)
+    refuse_existing(tmp_path / ("n" * 300))  # where it is made, the system says what is wrong with it
+    new.mkdir()
+    refuse_existing(new)
+    (tmp_path / "link").symlink_to(new)
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "dangling", "file", "pipe", ""):
+        with pytest.raises(UserError, match=f"{name}: exists already; a dataset is never overwritten; remove it first"):
+            refuse_existing(tmp_path / name)
 
 
 def test_failed_preparation_leaves_nothing(tmp_path: Path) -> None:

@@ -78,6 +78,10 @@ def test_lines_of_nothing_are_passed_over_and_null_is_an_empty_text(tmp_path: Pa
         (b"[" * 100_000, "is not JSON ("),
         (b"{}", "has no text, only nothing"),
         (b'{"content": "a", "id": 1}', "has no text, only content, id"),
+        (
+            b'{"a\\nb\\u001b": 1, "' + b"c" * 1000 + b'": 1}',
+            r"has no text, only a\nb\x1b, " + "c" * 40 + "; a document",
+        ),
         (b'{"text": ["a"]}', 'text is not text but ["a"]'),
         (b'{"text": "\\ud800"}', "text is not Unicode text (half a surrogate pair)"),
         (b'{"text": "\xff"}', "is not UTF-8"),
@@ -125,7 +129,13 @@ def test_parquet_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"id": [1, 2], "content": ["a", "b"]}), path)
     assert refusal(path) == ": has no column text, only id, content; name that of the text with --text-key"
-    assert refusal(path, key="id").startswith(": cannot be read after row 1 (id is not text but 1)")
+    assert refusal(path, key="id") == (
+        ", row 1: id is not text but 1; a document is a row with its text under id (--text-key); name another "
+        "column, or correct the row"
+    )
+    pyarrow.parquet.write_table(pyarrow.table({"a\nb\x1b": ["a"], "c" * 1000: ["b"]}), path)
+    assert refusal(path) == rf": has no column text, only a\nb\x1b, {'c' * 40}; name that of the text with --text-key"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"] * 100}), path)
     written(path, path.read_bytes()[:-30])
     assert refusal(path).startswith(": cannot be read after row 0 (")
 

@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save
 
 from training.errors import UserError
 from training.hub.hub_client import recorded_revision
+from training.preparation.vocabulary import byte_vocabulary
 
 NAME = "owner/tokens"
 TRAIN = save({"tokens": np.arange(1025, dtype=np.uint16)})
@@ -277,13 +278,30 @@ def test_existing_folder_is_not_overwritten(hub: FakeHub, client: Client, destin
 
 
 def test_tokenizer_is_downloaded_from_a_model_repository(hub: FakeHub, client: Client, tmp_path: Path) -> None:
-    hub.add("model", "owner/gpt2", {"tokenizer.json": b'{"version": "1.0"}', "model.safetensors": b"big"})
+    content = byte_vocabulary().content
+    hub.add("model", "owner/gpt2", {"tokenizer.json": content, "model.safetensors": b"big"})
     file = tmp_path / "run" / "tokenizer.json"
     client.ask(file, name="owner/gpt2", kind="tokenizer")
     assert client.answer() == {}
-    assert file.read_bytes() == b'{"version": "1.0"}'
+    assert file.read_bytes() == content
     assert list(file.parent.iterdir()) == [file]
     assert hub.downloads("model.safetensors") == 0
+
+
+def test_a_tokenizer_that_cannot_be_read_is_not_kept(hub: FakeHub, client: Client, tmp_path: Path) -> None:
+    """So that it is downloaded again once it has been mended."""
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12\n"
+    hub.add("model", "owner/gpt2", {"tokenizer.json": pointer})
+    file = tmp_path / "run" / "tokenizer.json"
+    file.parent.mkdir()
+    sentence = client.refusal(file, name="owner/gpt2", kind="tokenizer")
+    assert not file.exists()
+    assert sentence.startswith("tokenizer owner/gpt2: its tokenizer.json is none that tokenizers can read (")
+    assert "it was not kept; choose another repository, or start again when it has been mended there" in sentence
+    hub.add("model", "owner/gpt2", {"tokenizer.json": byte_vocabulary().content})
+    client.ask(file, name="owner/gpt2", kind="tokenizer")
+    assert client.answer() == {}
+    assert file.read_bytes() == byte_vocabulary().content
 
 
 def test_model_repository_without_tokenizer_json_is_refused(hub: FakeHub, client: Client, tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_a_hundredth_of_the_documents_is_for_validation(tmp_path: Path) -> None:
         ({"bytes": True, "decontaminate": 13, "validation_share": 0.0}, "--decontaminate: needs a validation split"),
         ({"tokenizer": "no-such-file"}, "no-such-file: no such file; a tokenizer.json belongs there"),
         ({"tokenizer": "no/such.json"}, "no/such.json: no such file"),
+        ({"tokenizer": "n" * 300}, f"{'n' * 300}: no such file"),
+        ({"bytes": True, "separator": "\udcff"}, r"--separator: is '\udcff', which is not UTF-8, as all texts are"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
@@ -147,7 +149,7 @@ def test_instructions_may_be_compressed_and_need_a_tokenizer(tmp_path: Path, tok
         prepare([plain], tmp_path / "set", Options(tokenizer=tokenizer, decontaminate=13))
 
 
-@pytest.mark.parametrize("name", [".", "sets/.."])
+@pytest.mark.parametrize("name", [".", "sets/..", "sets/a\nb"])
 @pytest.mark.parametrize("kind", ["documents", "instructions"])
 def test_an_output_without_a_name_is_refused(
     tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
@@ -156,7 +158,9 @@ def test_an_output_without_a_name_is_refused(
     source = written(tmp_path / "a.jsonl", [record] * 3)
     (tmp_path / "empty" / "sets").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(UserError, match=r": is not the name of a new folder; give one that is, such as datasets/mine"):
+    with pytest.raises(
+        UserError, match=r"^.*: is not the name of a new folder; give one that is, such as datasets/mine"
+    ):
         prepare([source], Path(name), Options(tokenizer=tokenizer, validation_share=0))
     assert [path.name for path in (tmp_path / "empty").rglob("*")] == ["sets"]
 

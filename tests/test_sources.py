@@ -89,7 +89,8 @@ def test_a_changed_file_is_another_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "./out", "a/b/c", "datasets/u/x", "u/x--y", "u/..", "../u/x", "u/x.jsonl", "no-such"]
+    "name",
+    ["", "./out", "a/b/c", "datasets/u/x", "u/x--y", "u/..", "../u/x", "u/x.jsonl", "no-such", "n" * 300, "a\nb"],
 )
 def test_r90_what_is_neither_here_nor_the_name_of_a_repository_is_refused(name: str) -> None:
     """R90: a path is never taken for a repository: no request leaves this machine."""
@@ -128,6 +129,64 @@ def test_a_format_that_is_not_known_is_refused(tmp_path: Path) -> None:
             find_sources([str(tmp_path / name)], None, [])
     with pytest.raises(UserError, match=r"b: has no file to read, only c.pdf; read are \.txt"):
         find_sources([str(tmp_path / "b")], None, [])
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0f" * 32 + "\nsize 12345\n"
+
+
+def test_what_is_no_file_of_documents_is_refused_wherever_it_lies(tmp_path: Path) -> None:
+    """A pipe, which would be waited for; a link to nothing; what git-lfs leaves. In a folder, it would be left out."""
+    touch(tmp_path, "data/a.txt")
+    wrong = tmp_path / "data" / "b\n.txt"
+
+    def refusal(source: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            find_sources([str(source)], None, [])
+        return str(caught.value)
+
+    os.mkfifo(wrong)
+    for source in (wrong, tmp_path / "data"):
+        assert refusal(source).startswith(
+            rf"{tmp_path}/data/b\n.txt: is no file that can be read, but a pipe, a device"
+        )
+    wrong.unlink()
+    wrong.symlink_to("nothing")
+    assert refusal(tmp_path / "data").startswith(rf"{tmp_path}/data/b\n.txt: is no file that can be read, but a pipe")
+    wrong.unlink()
+    for text in (POINTER, POINTER.replace("oid", "ext-0-x sha256:12\noid").rstrip()):
+        wrong.write_text(text)
+        for source in (wrong, tmp_path / "data"):
+            assert refusal(source).startswith(rf"{tmp_path}/data/b\n.txt: is not the file itself but git-lfs's pointer")
+    for text in (f"{POINTER}That is a pointer.", POINTER[:40]):
+        wrong.write_text(text)
+        assert len(find_sources([str(tmp_path / "data")], None, [])[0].files) == 2
+
+
+def test_nothing_in_a_folder_is_left_out_silently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder behind a link, and one that may not be looked into; but links to files are files."""
+    touch(tmp_path, "a/a.txt", "b/b.txt", ".hidden/c.txt")
+    (tmp_path / "a" / "link.txt").symlink_to(tmp_path / "b" / "b.txt")
+    (tmp_path / "a" / ".link").symlink_to(tmp_path / "b")
+    assert names(find_sources([str(tmp_path / "a")], None, [])[0]) == ["a.txt", "link.txt"]
+    (tmp_path / "a" / "link").symlink_to(tmp_path / "b")
+    with pytest.raises(
+        UserError, match="a/link: is a link to a folder, which is not followed; its files would be left"
+    ):
+        find_sources([str(tmp_path / "a")], None, [])
+    assert names(find_sources([str(tmp_path / "a" / "link")], None, [])[0]) == ["b.txt"]
+    (tmp_path / "a" / "link").unlink()
+    look = os.scandir
+
+    def look_or_not(folder: str) -> Any:
+        if str(folder).endswith("/b"):  # permissions keep nobody out who is root
+            raise PermissionError(13, "Permission denied", str(folder))
+        return look(folder)
+
+    monkeypatch.setattr(os, "scandir", look_or_not)
+    with pytest.raises(
+        UserError, match=r"/b: cannot be looked into \(Permission denied\); its files would be left out"
+    ):
+        find_sources([str(tmp_path)], None, [])
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Reads and trains tokenizers; knows the end of text, and how many bytes each token stands for."""
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 
-from training.errors import UserError
+from training.errors import UserError, in_one_line
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER = "tokenizer.json"
@@ -28,12 +29,17 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises:
         UserError: there is no such file, or it is not a tokenizer.json.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; a tokenizer.json belongs there; copy it there or set data.tokenizer")
+    if not os.path.isfile(path):  # also where the name is too long for one
+        raise UserError(
+            f"{in_one_line(path)}: no such file; a tokenizer.json belongs there; copy it there or set data.tokenizer"
+        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path}: not a tokenizer.json that tokenizers can read ({error}); replace the file") from error
+        raise UserError(
+            f"{in_one_line(path)}: not a tokenizer.json that tokenizers can read ({in_one_line(error)}); replace the "
+            "file, or remove it where it was downloaded, to have it downloaded again"
+        ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if isinstance(tokenizer.model, models.BPE):
@@ -50,7 +56,7 @@ def read_published(folder: Path) -> Tokenizer | None:
         UserError: they are not those of a BPE.
     """
     for vocabulary, merges in PUBLISHED:
-        if (folder / vocabulary).is_file() and (folder / merges).is_file():
+        if os.path.isfile(folder / vocabulary) and os.path.isfile(folder / merges):
             try:
                 return byte_level(models.BPE.from_file(str(folder / vocabulary), str(folder / merges)))
             except Exception as error:  # the library raises bare Exception

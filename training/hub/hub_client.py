@@ -15,6 +15,7 @@ from typing import cast
 
 from training.errors import UserError
 from training.preparation.dataset_files import staged_folder
+from training.tokenizer import load_tokenizer
 
 # The largest comes last: what else may go wrong has then gone wrong already.
 DATASET_FILES = ("README.md", "dataset.json", "tokenizer.json", "validation.safetensors", "train.safetensors")
@@ -82,6 +83,13 @@ def download_tokenizer(repository: str, destination_file: Path) -> None:
         destination_file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination_file.parent, prefix=".tokenizer.partial-") as folder:
             path = hf_hub_download(repository, "tokenizer.json", local_dir=folder)
+            try:
+                load_tokenizer(Path(path))
+            except UserError as error:
+                raise UserError(
+                    f"tokenizer {repository}: its tokenizer.json is none that tokenizers can read ({error.__cause__}); "
+                    "it was not kept; choose another repository, or start again when it has been mended there"
+                ) from error
             os.replace(path, destination_file)
 
 

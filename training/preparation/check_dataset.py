@@ -1,6 +1,7 @@
 """`isobatch prepare --check`: whether the files of a dataset are whole, and say the same as its description."""
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from training.errors import UserError
+from training.errors import UserError, in_one_line
 from training.preparation.dataset_files import SPLITS, file_digest, fingerprint
 from training.rows import CHECKED_AT_ONCE, TokenFile
 from training.tokenizer import end_of_text_id, load_tokenizer
@@ -71,8 +72,10 @@ def check_dataset(folder: Path) -> CheckedDataset:
     Raises:
         UserError: there is no such folder.
     """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder; it must be that of a dataset; correct the path")
+    if not os.path.isdir(folder):
+        raise UserError(
+            f"{in_one_line(folder)}: there is no such folder; it must be that of a dataset; correct the path"
+        )
     checked = CheckedDataset(str(folder))
     description: dict[str, Any] = {}
     with checked.collecting():

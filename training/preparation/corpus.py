@@ -140,7 +140,7 @@ def _check_splits(progress: Progress, sources: Sequence[Source], settings: Setti
     train, validation = (progress.splits[split].documents for split in ("train", "validation"))
     if train and (validation or not settings.validation_share):
         return
-    file = sources[0].files[0].path
+    file = sources[0].files[0].label
     many = f"{file}{' and so on' if sum(len(source.files) for source in sources) > 1 else ''}"
     texts = any(file.format == "text" for source in sources for file in source.files) and settings.separator is None
     remedy = " a --separator, as a text file is one document without it," if texts else ""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from training.errors import RunError, UserError
+from training.errors import RunError, UserError, in_one_line
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 TokenType = np.dtype[np.unsignedinteger[Any]]
@@ -200,11 +200,21 @@ def fraction_of(text: str) -> float:
 
 
 def refuse_existing(destination: Path) -> None:
-    """Raises a UserError where a new dataset would take the place of something, or has no name to take."""
-    if destination.name in ("", ".."):
-        raise UserError(f"{destination}: is not the name of a new folder; give one that is, such as datasets/mine")
-    dangling = destination.is_symlink() and not destination.exists()
-    if dangling or destination.is_file() or (destination.is_dir() and any(destination.iterdir())):
+    """Raises a UserError where a new dataset would take the place of something, or has no name to take.
+
+    The place of an empty folder it can take; but not that of a link to one, nor of a disk's.
+    """
+    if destination.name in ("", "..") or not destination.name.isprintable():
+        raise UserError(
+            f"{in_one_line(destination)}: is not the name of a new folder; give one that is, such as datasets/mine"
+        )
+    if not os.path.lexists(destination):
+        return
+    try:
+        free = not (destination.is_symlink() or destination.is_mount() or os.listdir(destination))
+    except OSError:  # no folder, or somebody else's
+        free = False
+    if not free:
         raise UserError(f"{destination}: exists already; a dataset is never overwritten; remove it first")
 
 

@@ -6,11 +6,12 @@ what some hundred bytes of it expand to; of Parquet, some rows and the column of
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.errors import RunError, UserError
+from training.errors import RunError, UserError, in_one_line
 from training.preparation.sources import SourceFile
 
 LARGEST_DOCUMENT = 64 * 2**20
@@ -56,7 +57,7 @@ def read_documents(file: SourceFile, text_key: str, separator: str | None, progr
                 yield _text_of(parse_object(line), text_key)
             except ValueError as error:
                 raise UserError(
-                    f"{file.path}, line {number}: {error}; a document is a JSON object with its text under "
+                    f"{file.label}, line {number}: {error}; a document is a JSON object with its text under "
                     f"{text_key} (--text-key); correct or remove the line"
                 ) from None
 
@@ -70,7 +71,7 @@ def read_lines(file: SourceFile, progress: Progress) -> Iterator[tuple[int, byte
     for number, (_, line) in enumerate(_cut(file, b"\n", progress), start=1):
         if len(line) > LARGEST_DOCUMENT:
             raise UserError(
-                f"{file.path}, line {number}: has more than {LARGEST_DOCUMENT // 2**20} MiB; a document may not; "
+                f"{file.label}, line {number}: has more than {LARGEST_DOCUMENT // 2**20} MiB; a document may not; "
                 "cut it into several"
             )
         if line.strip():
@@ -107,9 +108,14 @@ def check_text(key: str, text: object) -> str:
     return text
 
 
+def some_of(names: Iterable[str]) -> str:
+    """The first of some names from a file, each as far as a sentence has room for it."""
+    return ", ".join(in_one_line(name[:40]) for name in islice(names, 9))
+
+
 def _text_of(record: dict[str, Any], key: str) -> str:
     if key not in record:
-        raise ValueError(f"has no {key}, only {', '.join(list(record)[:9]) or 'nothing'}")
+        raise ValueError(f"has no {key}, only {some_of(record) or 'nothing'}")
     return "" if record[key] is None else check_text(key, record[key])
 
 
@@ -117,14 +123,14 @@ def _texts(file: SourceFile, separator: str | None, progress: Progress) -> Itera
     for offset, piece in _cut(file, separator.encode() if separator is not None else None, progress):
         if len(piece) > LARGEST_DOCUMENT:
             raise UserError(
-                f"{file.path}: a document of more than {LARGEST_DOCUMENT // 2**20} MiB, from byte {offset:,}; a text "
+                f"{file.label}: a document of more than {LARGEST_DOCUMENT // 2**20} MiB, from byte {offset:,}; a text "
                 "file is one document, unless --separator names the text between two; give another --separator"
             )
         try:
             yield piece.decode()
         except UnicodeDecodeError as error:
             raise UserError(
-                f"{file.path}: byte {offset + error.start:,} is not UTF-8; texts are read in UTF-8; convert the file"
+                f"{file.label}: byte {offset + error.start:,} is not UTF-8; texts are read in UTF-8; convert the file"
             ) from None
 
 
@@ -166,10 +172,10 @@ def _chunks(file: SourceFile, progress: Progress) -> Iterator[bytes]:
     except Exception as error:  # zstandard's own derives from Exception alone
         if "too much memory" in str(error):
             raise UserError(
-                f"{file.path}: was made with a window above 128 MiB, which no reader allows unasked; compress it again "
-                "without zstd's --long, or with --long=27"
+                f"{file.label}: was made with a window above 128 MiB, which no reader allows unasked; compress it "
+                "again without zstd's --long, or with --long=27"
             ) from error
-        raise UserError(f"{file.path}: cannot be decompressed ({error}); fetch or compress it again") from error
+        raise UserError(f"{file.label}: cannot be decompressed ({error}); fetch or compress it again") from error
 
 
 def _raw_chunks(path: Path, progress: Progress) -> Iterator[bytes]:
@@ -183,7 +189,7 @@ def _raw_chunks(path: Path, progress: Progress) -> Iterator[bytes]:
 
 
 def _disk_fails(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path}: cannot be read ({error.strerror}); then the same command goes on")
+    return RunError(f"{in_one_line(path)}: cannot be read ({error.strerror}); then the same command goes on")
 
 
 def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor], padding: bytes) -> Iterator[bytes]:
@@ -220,27 +226,36 @@ def _parquet_texts(file: SourceFile, key: str, progress: Progress) -> Iterator[s
             names = table.schema_arrow.names
             if key not in names:
                 raise UserError(
-                    f"{file.path}: has no column {key}, only {', '.join(names)}; name that of the text with --text-key"
+                    f"{file.label}: has no column {key}, only {some_of(names)}; name that of the text with --text-key"
                 )
             for batch in table.iter_batches(ROWS_AT_ONCE, columns=[key]):
                 for text in batch.column(0).to_pylist():
                     row += 1
-                    yield "" if text is None else _check_length(file, row, check_text(key, text))
+                    yield "" if text is None else _checked_row(file, row, key, text)
                 reached = size * row // max(table.metadata.num_rows, 1)
                 progress(reached - told)
                 told = reached
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own, of a damaged file, has none
             raise _disk_fails(file.path, error) from error
-        raise UserError(f"{file.path}: cannot be read after row {row:,} ({error}); fetch or make it again") from error
+        raise UserError(
+            f"{file.label}: cannot be read after row {row:,} ({in_one_line(error)}); fetch or make it again"
+        ) from error
     progress(size - told)
 
 
-def _check_length(file: SourceFile, row: int, text: str) -> str:
+def _checked_row(file: SourceFile, row: int, key: str, value: object) -> str:
+    try:
+        text = check_text(key, value)
+    except ValueError as error:
+        raise UserError(
+            f"{file.label}, row {row:,}: {error}; a document is a row with its text under {key} (--text-key); name "
+            "another column, or correct the row"
+        ) from None
     # A character has at most four bytes, so that short texts need not be encoded.
     if len(text) * 4 > LARGEST_DOCUMENT and len(text.encode()) > LARGEST_DOCUMENT:
         raise UserError(
-            f"{file.path}, row {row:,}: has more than {LARGEST_DOCUMENT // 2**20} MiB; a document may not; cut it into "
-            "several"
+            f"{file.label}, row {row:,}: has more than {LARGEST_DOCUMENT // 2**20} MiB; a document may not; cut it "
+            "into several"
         )
     return text

@@ -94,7 +94,7 @@ def prepare_instructions(sources: Sequence[Source], output: Path, tokenizer: Pat
         splits = _split(records, vocabulary, validation_share)
         if not splits["train"].ends:
             raise UserError(
-                f"{files[0].path}: leaves no record to train on, and {len(splits['validation'].ends):,} to validate "
+                f"{files[0].label}: leaves no record to train on, and {len(splits['validation'].ends):,} to validate "
                 "on; a dataset needs one to train on; give more records, or a smaller --validation-share"
             )
         counts = {name: split.write(folder, name, vocabulary.size) for name, split in splits.items() if split.ends}
@@ -149,7 +149,7 @@ def read_records(file: SourceFile, progress: Progress) -> Iterator[Record]:
         try:
             record = _record(parse_object(line))
         except ValueError as error:
-            raise UserError(f"{file.path}, line {number}: {error}; {RECORD}; correct or remove the line") from None
+            raise UserError(f"{file.label}, line {number}: {error}; {RECORD}; correct or remove the line") from None
         yield record
 
 

@@ -1,8 +1,11 @@
 """`isobatch prepare`: a dataset made from the user's own documents, or from instructions."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from tqdm import tqdm
 
 from training.errors import UserError
 from training.preparation.corpus import Settings, prepare_documents
@@ -88,8 +91,11 @@ def _check(options: Options) -> None:
         raise UserError(
             f"--validation-share: is {share:g}; it is a share of the documents, from 0 to below 1; correct it"
         )
-    if options.separator == "":
+    separator = options.separator
+    if separator == "":
         raise UserError("--separator: is empty; it is the text between two documents; give one, or leave it out")
+    if separator is not None and separator != separator.encode("utf-8", "replace").decode():
+        raise UserError(f"--separator: is {separator!r}, which is not UTF-8, as all texts are; give it in UTF-8")
     if options.decontaminate is not None and options.decontaminate < 1:
         raise UserError(
             f"--decontaminate: is {options.decontaminate}; it is a number of words, such as 13; correct it or leave it "
@@ -102,13 +108,15 @@ def _check(options: Options) -> None:
 def _holds_instructions(file: SourceFile) -> bool:
     if file.format != "JSON lines":
         return False
-    for _, line in read_lines(file, lambda size: None):
-        try:
-            keys = set(parse_object(line))
-        except ValueError:
-            return False  # said where the file is read
-        whole = any(kind <= keys for kind in INSTRUCTIONS)
-        return whole or (TEXT_KEY not in keys and any(kind & keys for kind in INSTRUCTIONS))
+    size = file.path.stat().st_size
+    with tqdm(total=size, desc="first record", unit="B", unit_scale=True, disable=None, leave=False) as bar:
+        for _, line in read_lines(file, bar.update):
+            try:
+                keys = set(parse_object(line))
+            except ValueError:
+                return False  # said where the file is read
+            whole = any(kind <= keys for kind in INSTRUCTIONS)
+            return whole or (TEXT_KEY not in keys and any(kind & keys for kind in INSTRUCTIONS))
     return False
 
 
@@ -117,7 +125,7 @@ def _prepare_instructions(sources: Sequence[Source], output: Path, options: Opti
 
     if options.tokenizer is None:
         raise UserError(
-            f"{sources[0].files[0].path}: holds instructions, which need the tokenizer of the model to train on them; "
+            f"{sources[0].files[0].label}: holds instructions, which need the tokenizer of the model to train on them; "
             "give --tokenizer, or the key of a text with --text-key"
         )
     if options.decontaminate is not None:
@@ -130,7 +138,7 @@ def _prepare_instructions(sources: Sequence[Source], output: Path, options: Opti
 def _tokenizer_path(tokenizer: str, datasets: Path) -> Path:
     """Where a tokenizer lies; one of the Hub is downloaded beside the datasets, as a run's data.tokenizer is."""
     path = Path(tokenizer)
-    if path.exists() or path.suffix == ".json":
+    if os.path.exists(path) or path.suffix == ".json":
         return path
     from training.config import repository_problem  # imports torch
 

@@ -2,12 +2,14 @@
 
 import fnmatch
 import importlib.util
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from training.errors import UserError
+from training.errors import UserError, in_one_line
 from training.preparation.dataset_files import file_digest
 
 FORMATS = {
@@ -21,6 +23,8 @@ COMPRESSIONS = (".gz", ".zst")
 READABLE = ".txt, .text or .md, .jsonl, .jsonlines or .ndjson, .parquet; all but the last also with .gz or .zst behind"
 PACKAGES = {"Parquet": "pyarrow", ".zst": "zstandard"}
 """That a format or a compression needs."""
+POINTER = re.compile(rb"version https://git-lfs\.github\.com/spec/v1\r?\n[^\0]*oid sha256:[0-9a-f]{64}\s+size \d+\s*")
+"""What git-lfs leaves in the place of a file (its docs/spec.md), in at most 1024 bytes."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class SourceFile:
     def compression(self) -> str:
         """One of COMPRESSIONS, or nothing."""
         return _suffixes(self.name)[1]
+
+    @property
+    def label(self) -> str:
+        """Its path, as messages name it."""
+        return in_one_line(self.path)
 
     @property
     def state(self) -> list[str | int]:
@@ -92,7 +101,7 @@ def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequenc
         UserError: naming the source, and what it should be.
     """
     found = [_find(source, revision, patterns) for source in sources]
-    if patterns and all(Path(source).is_file() for source in sources):
+    if patterns and all(os.path.isfile(source) for source in sources):
         raise UserError("--files: chooses in folders and repositories, but all sources are files here; leave it out")
     if revision is not None and all(source.repository is None for source in found):
         raise UserError("--revision: is one of a dataset on the Hub, but all sources are files here; leave it out")
@@ -100,27 +109,72 @@ def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequenc
 
 
 def _find(source: str, revision: str | None, patterns: Sequence[str]) -> Source:
-    path = Path(source)
-    if source and path.is_dir():
-        names = sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file())
-        chosen = choose_files(source, names, patterns)
-        return Source(tuple(SourceFile(path / name, name) for name in chosen))
-    if source and path.exists():
+    path, said = Path(source), in_one_line(source)
+    # Not pathlib's questions, which a name too long for any file would end.
+    if os.path.isdir(source):
+        chosen = choose_files(source, list(_files_of(path)), patterns)
+        return Source(_checked(SourceFile(path / name, name) for name in chosen))
+    if os.path.exists(source):
         if not _suffixes(path.name)[0]:
-            raise UserError(f"{source}: is of no format that is known here; read are {READABLE}; convert or rename it")
+            raise UserError(f"{said}: is of no format that is known here; read are {READABLE}; convert or rename it")
         _check_packages([source])
-        return Source((SourceFile(path, path.name),))
+        return Source(_checked([SourceFile(path, path.name)]))
     from training.config import repository_problem  # imports torch
 
     if not repository_problem(source) and not _suffixes(source)[0]:
         from training.hub.hub_client import download_source_files
 
         commit, files = download_source_files(source, revision, lambda names: choose_files(source, names, patterns))
-        return Source(tuple(SourceFile(file, name) for name, file in files), source, commit)
+        return Source(_checked(SourceFile(file, name) for name, file in files), source, commit)
     raise UserError(
-        f"{source or 'SOURCE'}: there is no such file or folder, and it is no name of a dataset on the Hub, which "
+        f"{said or 'SOURCE'}: there is no such file or folder, and it is no name of a dataset on the Hub, which "
         "would be owner/name; correct it"
     )
+
+
+def _files_of(folder: Path) -> Iterator[str]:
+    """Paths in a folder of all that may be a file, but for hidden folders; refuses what would be left out silently."""
+
+    def refuse(error: OSError) -> None:
+        raise UserError(
+            f"{in_one_line(error.filename)}: cannot be looked into ({error.strerror}); its files would be left out; "
+            "allow it, or name as sources what to read beside it"
+        )
+
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        if links:
+            raise UserError(
+                f"{in_one_line(os.path.join(place, links[0]))}: is a link to a folder, which is not followed; its "
+                "files would be left out; name that folder as a source of its own, and those beside the link"
+            )
+        yield from (Path(place, name).relative_to(folder).as_posix() for name in files)
+
+
+def _checked(files: Iterable[SourceFile]) -> tuple[SourceFile, ...]:
+    """Refuses what is no file with documents, before hours go into the files before it."""
+    found = tuple(files)
+    for file in found:
+        if not os.path.isfile(file.path):
+            raise UserError(
+                f"{file.label}: is no file that can be read, but a pipe, a device, a link that leads nowhere or "
+                "something hidden from you; it must be a file, as it may be read twice; put one there, or choose others"
+            )
+        if is_pointer(file.path):
+            raise UserError(
+                f"{file.label}: is not the file itself but git-lfs's pointer to it; fetch the file with git lfs pull, "
+                "or choose others with --files"
+            )
+    return found
+
+
+def is_pointer(path: Path) -> bool:
+    """Whether a file is what git-lfs leaves in the place of another one."""
+    try:
+        return path.stat().st_size <= 1024 and POINTER.fullmatch(path.read_bytes()) is not None
+    except OSError:  # said where it is read
+        return False
 
 
 def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> list[str]:
@@ -138,8 +192,10 @@ def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> 
         chosen = [name for name in visible if any(_is_chosen(name, pattern) for pattern in patterns)]
     if not chosen:
         which = f"no file that matches {' or '.join(patterns)} and can be read" if patterns else "no file to read"
-        some = ", ".join(sorted(visible)[:5]) or "nothing"
-        raise UserError(f"{source}: has {which}, only {some}; read are {READABLE}; name other files with --files")
+        some = ", ".join(map(in_one_line, sorted(visible)[:5])) or "nothing"
+        raise UserError(
+            f"{in_one_line(source)}: has {which}, only {some}; read are {READABLE}; name other files with --files"
+        )
     _check_packages(chosen)
     return sorted(chosen)
 
@@ -157,7 +213,9 @@ def _check_packages(names: Sequence[str]) -> None:
         suffix, compression = _suffixes(name)
         package = PACKAGES.get(compression or FORMATS.get(suffix, "text"))
         if package and importlib.util.find_spec(package) is None:
-            raise UserError(f"{name}: needs the package {package}; install it with: pip install -e '.[data]'")
+            raise UserError(
+                f"{in_one_line(name)}: needs the package {package}; install it with: pip install -e '.[data]'"
+            )
 
 
 def _suffixes(name: str) -> tuple[str, str]:

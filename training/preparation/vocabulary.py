@@ -3,6 +3,7 @@
 import hashlib
 import heapq
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +54,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
     Raises:
         UserError: there is none, it cannot be read, or it lacks the end of text.
     """
-    file = path / TOKENIZER if path.is_dir() else path
-    published = None if file.is_file() else read_published(path)
+    file = path / TOKENIZER if os.path.isdir(path) else path
+    published = None if os.path.isfile(file) else read_published(path)
     if published is not None:
         tokenizer = published
         tokenizer.add_special_tokens([END_OF_TEXT])  # gets the next id, unless it has one
