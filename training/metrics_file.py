@@ -164,6 +164,21 @@ def cut_back(path: Path, step: int) -> None:
     os.replace(beside, path)
 
 
+def first_value(path: Path, key: str) -> str | None:
+    """The text that the first event to have it gives under a key; None if none does, or there is no such file.
+
+    Events of a run's beginning stand at the top, so this reads a line or two of a long file.
+    """
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if key.encode() in line and isinstance(value := json.loads(line).get(key), str):
+                    return value
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None
+
+
 def recorded_steps(path: Path, step: int) -> int:
     """How many of the first `step` steps a metrics.jsonl holds; 0 if it is not there or not readable."""
     try:
