@@ -41,7 +41,7 @@ def init(**options): return Run(**options)
 FAILURES = {
     "import": ("raise ImportError('broken\\npackage')", "ImportError: broken package"),
     "exit": ("raise SystemExit('no login')", "SystemExit: no login"),
-    "init": ("def Settings(**values): raise OSError(28, 'No space left on device')", "No space left on device"),
+    "init": (RECORDING + "def init(**_): raise OSError(28, 'No space left on device')", "No space left on device"),
     "log": (RECORDING + "def log(*values, step): raise ConnectionError('reset')\nRun.log = log", "reset"),
     "death": ("import os; os._exit(3)", "its process has ended with status 3; training goes on without it"),
 }
@@ -82,7 +82,7 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Beside:
     return Beside(tmp_path, monkeypatch)
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 20) -> None:
+def wait_for(condition: Callable[[], Any], seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -123,11 +123,9 @@ def test_a_tracker_that_fails_is_said_once_and_switched_off(beside: Beside, fail
     package, reason = FAILURES[failure]
     following = beside.start("print('hello'); import sys; print('there', file=sys.stderr)\n" + package)
     beside.add(train_row(1))
-    began = time.monotonic()
     wait_for(lambda: any(reason in line for line in beside.said))
     beside.add(train_row(2))
     following.close()
-    assert time.monotonic() - began < 20
     *_, last = beside.said
     assert last.startswith("wandb: switched off, training goes on: " if failure != "death" else "wandb: ")
     assert len([line for line in beside.said if reason in line]) == 1
@@ -156,9 +154,10 @@ def test_a_tracker_that_hangs_is_not_waited_for_long(
     began = time.monotonic()
     following.close()
     assert 1 < time.monotonic() - began < 10
-    assert "waiting for wandb, at most 1.5 seconds" in beside.said
-    if where != "stopped":
-        assert beside.said[-1] == "wandb: has not taken all within 1.5 seconds; not waited for any longer"
+    assert beside.said[-2:] == [
+        "waiting for wandb, at most 1.5 seconds",
+        "wandb: has not taken all within 1.5 seconds; not waited for any longer",
+    ]
 
 
 PARENT = """
@@ -187,7 +186,7 @@ def test_a_killed_training_leaves_no_tracker_behind(beside: Beside) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    wait_for(lambda: beside.noted, 60)
+    wait_for(lambda: beside.noted)
     beside.add(train_row(1))
     os.killpg(parent.pid, signal.SIGINT)
     parent.kill()

@@ -24,7 +24,7 @@ def compared(folder: Path, a: Values, b: Values, **metadata: str) -> WeightsDiff
         content = {
             key: value if isinstance(value, torch.Tensor) else torch.tensor(value) for key, value in tensors.items()
         }
-        save_file(content, folder / f"{name}.safetensors", metadata=metadata if name == "b" else None)
+        save_file(content, folder / f"{name}.safetensors", metadata=(metadata or None) if name == "b" else None)
     return compare_weights(str(folder / "a.safetensors"), str(folder / "b.safetensors"), folder)
 
 

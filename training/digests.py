@@ -18,21 +18,24 @@ from training.document_rows import AnyRows
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-SAMPLED_TOKENS, SAMPLED_SEQUENCES = 2**21, 2**13
-"""Of what a run trains on, so much is looked at: all of it in small runs, in large ones evenly spread sequences."""
+WHOLE_TOKENS, WHOLE_SEQUENCES = 2**21, 2**13
+"""A run of at most so much, over all epochs, is looked at as a whole."""
+SAMPLES = 128
+"""Sequences that are looked at of a longer one."""
 READ_AT_ONCE = 64
 
 
 def data_order_digest(data: TrainingData) -> str:
     """A sha256 of which tokens are trained on in which step: inputs, targets and the number of sequences of each step.
 
-    Up to SAMPLED_SEQUENCES sequences of SAMPLED_TOKENS tokens together, over all epochs, that is everything. Of a
-    longer run it is as many sequences, from the first to the last at even distances, in the order of training: another
-    order, another dataset and tokens that have moved show, one changed token between two samples does not.
+    Of a run longer than WHOLE_TOKENS or WHOLE_SEQUENCES it covers SAMPLES sequences, from the first to the last at even
+    distances, in the order of training: another order, another dataset and tokens that have moved show, one changed
+    token between two samples does not.
     """
     digest = hashlib.sha256(_step_sizes(data).encode())
     total = data.epochs * data.rows.count
-    sampled = max(1, min(total, SAMPLED_SEQUENCES, SAMPLED_TOKENS // data.rows.context))
+    whole = total <= min(WHOLE_SEQUENCES, WHOLE_TOKENS // data.rows.context)
+    sampled = total if whole else min(total, SAMPLES)
     places = np.arange(sampled) * (total - 1) // max(1, sampled - 1)
     _add(digest, data.rows, data.sequences_at(places))
     return digest.hexdigest()

@@ -90,9 +90,8 @@ class Training:
     def _listen(self) -> None:
         self.complete = self._orders.readline() == END.encode()
         self.ended.set()
-        name, patience = self._about.tracker, self._about.patience
-        time.sleep(patience)
-        self._say(f"{name}: has not taken all within {patience:g} seconds; not waited for any longer")
+        time.sleep(self._about.patience)
+        self._say(given_up(self._about.tracker, self._about.patience))
         leave()
 
 
@@ -120,6 +119,11 @@ def follow(about: About, training: Training, say: Say) -> None:
                 if len(points) < MOST_AT_ONCE:
                     training.ended.wait(SECONDS_BETWEEN_LOOKS)
         tracker.close(training.complete)
+
+
+def given_up(name: str, seconds: float) -> str:
+    """What is said of a tracker that is too slow at the end."""
+    return f"{name}: has not taken all within {seconds:g} seconds; not waited for any longer"
 
 
 def leave() -> Never:

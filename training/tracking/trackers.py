@@ -20,7 +20,7 @@ from pathlib import Path
 from training.config import REPOSITORY, RunConfig, Tracking, config_mapping
 from training.errors import UserError
 from training.metrics import RunLog
-from training.tracking.follower import END
+from training.tracking.follower import END, given_up
 from training.tracking.services import About
 
 PACKAGES = ("trackio", "wandb")
@@ -49,6 +49,7 @@ class Trackers:
         self._folder, self._config, self._log = folder, config, log
         self._following: dict[str, subprocess.Popen[str]] = {}
         self._listening: list[threading.Thread] = []
+        self._closing = False
 
     def start(self, step: int) -> None:
         """Starts them at a step of the run; metrics.jsonl is cut back to it."""
@@ -65,6 +66,7 @@ class Trackers:
 
     def close(self) -> None:
         """Tells them that the run has come to its end, and waits until they have taken all, but not for ever."""
+        self._closing = True
         for process in self._following.values():
             with suppress(OSError):
                 assert process.stdin is not None, "it was started with one"
@@ -79,6 +81,7 @@ class Trackers:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
+                self._log.say(given_up(name, SECONDS_TO_FINISH))
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -116,10 +119,11 @@ class Trackers:
     def _listen(self, name: str, process: "subprocess.Popen[str]") -> None:
         """Says what a tracker has to say, and that it has ended if it does not do so itself."""
         assert process.stdout is not None, "it was asked for"
-        for line in process.stdout:
-            self._log.say(line.rstrip("\n"))
+        with process.stdout as sentences:
+            for line in sentences:
+                self._log.say(line.rstrip("\n"))
         status = process.wait()
-        if status != 0:
+        if status not in (0, -signal.SIGKILL if self._closing else 0):
             self._log.say(f"{name}: its process has ended with status {status}; training goes on without it")
 
 
