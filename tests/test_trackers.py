@@ -29,7 +29,7 @@ import json, os, time
 class Settings:
     def __init__(self, **values): pass
 class Run:
-    url = "https://example.invalid/run"
+    url, offline = "https://example.invalid/run", False
     def __init__(self, **options):
         self.file = open(os.environ["RECORD"], "a", buffering=1)
         self.note("init", options["id"], options["project"], options["name"], options["config"]["seeds"]["weights"])

@@ -14,6 +14,7 @@ from small_checkpoints import save, set_final_norm
 from training.cli import to_json
 from training.errors import UserError
 from training.laboratory import weights_difference
+from training.laboratory.compare_commands import compare
 from training.laboratory.weights_difference import WeightsDifference, as_mapping, compare_weights, describe
 
 Values = dict[str, Any]
@@ -118,3 +119,20 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=problem):
             compare_weights(whole, name, tmp_path)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """isobatch compare --weights A B, in words and as JSON; two of them, no more and no less."""
+    compared(tmp_path, {"w": [1.0]}, {"w": [1.5]})
+    a, b = str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors")
+    compare([a, b], weights=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [f"A  {a}", f"B  {b}", "not the same weights: 1 of 1 tensors differ"]
+    compare([a, a], weights=True, form="json")
+    values = json.loads(capsys.readouterr().out)
+    assert (values["same_bytes"], values["files"], values["same_start"]) == (True, [a, a], None)
+    for wrong in ([a], [a, b, a]):
+        with pytest.raises(UserError, match=f"compares two checkpoints or .safetensors files, got {len(wrong)}"):
+            compare(wrong, weights=True)
+    with pytest.raises(UserError, match=r"^--format: must be one of terminal, json with --weights, got 'csv'"):
+        compare([a, b], weights=True, form="csv")

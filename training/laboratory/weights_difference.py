@@ -188,9 +188,8 @@ def _difference(sums: _Sums) -> TensorDifference:
 
 
 def as_mapping(difference: WeightsDifference) -> dict[str, Any]:
-    """All of it as plain values, for JSON."""
-    values = asdict(difference)
-    return values | {"files": [str(file) for file in difference.files]}
+    """All of it as plain values."""
+    return asdict(difference) | {"files": [str(file) for file in difference.files]}
 
 
 def describe(difference: WeightsDifference) -> list[str]:

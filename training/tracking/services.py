@@ -2,6 +2,7 @@
 
 import os
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,10 +74,11 @@ def open_tracker(about: About, run_id: str) -> Tracker:
 
 
 class TensorBoard:
-    """One event file in the run's folder, written anew at each start from all that metrics.jsonl holds by then.
+    """An event file in the run's folder, written anew at each start from all that metrics.jsonl holds by then.
 
-    So it never has a step twice, nor one that was given up. Its name sorts behind that of the file before it, and it
-    begins with a restart, which makes a TensorBoard that is open forget the old one.
+    So it never has a step twice, nor one that was given up. It begins with a restart, which makes TensorBoard forget
+    the file before it. That one stays until the next start: a TensorBoard that is open still reads it, and would stop
+    there if it were gone.
     """
 
     remembers = False
@@ -85,11 +87,11 @@ class TensorBoard:
         folder = Path(about.folder)
         self.where = f"tensorboard --logdir {folder.parent}"
         self._began = time.time() - about.seconds  # TensorBoard's clock is that of the day
-        old = list(folder.glob("events.out.tfevents.*.isobatch"))
+        older = sorted(folder.glob("events.out.tfevents.*.isobatch"))[:-1]
         self._file = (folder / f"events.out.tfevents.{time.time_ns()}.isobatch").open("xb")
         self._file.write(version() + restart(self._began, 0))
         self._file.flush()
-        for path in old:
+        for path in older:
             path.unlink()
 
     def send(self, points: Sequence[Point]) -> None:
@@ -106,10 +108,10 @@ class Trackio:
     remembers = True
 
     def __init__(self, about: About, run_id: str) -> None:
-        if about.space is None:  # it would ask the Hub for the user's name, and take a Space from the environment
+        if about.space is None:  # it would ask the Hub for the user's name, and send to what the environment names
             os.environ["HF_HUB_OFFLINE"] = "1"
-            for variable in ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_WEBHOOK_URL"):
-                os.environ.pop(variable, None)
+            for what in ("SPACE_ID", "SERVER_URL", "WEBHOOK_URL", "BUCKET_ID", "DATASET_ID", "REGISTRY_BUCKET_ID"):
+                os.environ.pop(f"TRACKIO_{what}", None)
         import trackio
 
         self._run: Any = trackio.init(
@@ -121,16 +123,29 @@ class Trackio:
             resume="allow",
             embed=False,
             auto_log_gpu=False,
+            auto_log_cpu=False,
         )
+        self._fault: str | None = None
+        warnings.showwarning = self._note  # as it raises nothing: a failure is a warning, in a thread of its own
         space = f"https://huggingface.co/spaces/{about.space}"
         self.where = f"run {run_id}: " + (space if about.space else f"trackio show --project {about.project}")
 
     def send(self, points: Sequence[Point]) -> None:
         for point in points:
             self._run.log(point.values, step=point.step)
+        self._raise_fault()
 
     def close(self, complete: bool) -> None:
         self._run.finish()
+        self._raise_fault()
+
+    def _note(self, message: Warning | str, *where: Any, **file: Any) -> None:
+        print(f"warning: {message}", flush=True)
+        self._fault = self._fault or str(message)
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise RuntimeError(self._fault)
 
 
 class Wandb:
@@ -154,11 +169,15 @@ class Wandb:
                 disable_code=True,
                 disable_git=True,
                 disable_job_creation=True,
+                host="not recorded",
                 x_disable_meta=True,
+                x_disable_machine_info=True,
                 x_disable_stats=True,
+                x_save_requirements=False,
             ),
         )
-        self.where = f"run {run_id}: " + (self._run.url or f"offline, in {about.own_folder / 'wandb'}")
+        offline = f"offline, in {about.own_folder / 'wandb'}"
+        self.where = f"run {run_id}: {offline if self._run.offline else self._run.url}"
 
     def send(self, points: Sequence[Point]) -> None:
         for point in points:
