@@ -27,7 +27,6 @@ from training.checkpoint import (
     TrainingState,
     publish,
     take_snapshot,
-    weights_digest,
 )
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
@@ -56,7 +55,8 @@ from training.run_folder import (
     restarted,
     saved_overrides,
 )
-from training.session import Session, build, first_state
+from training.session import Session, build, digests, first_state
+from training.tracking.trackers import check_installed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -116,6 +116,8 @@ def main(
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if config.hub.repo is not None and not restarted():
             group.first("hub", partial(check_access, config.hub.repo, "hub.repo", config.hub.licence))
+        if config.tracking.trackers and not restarted():
+            group.first("tracking", partial(check_installed, config.tracking))
         session = build(config, folder, datasets, microbatch, opening, group)
         state = first_state(session, opening)
         total = session.data.total_steps
@@ -191,8 +193,10 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         machine=process.machine(),
         torch=torch.__version__,
         dataset_revision=session.dataset_revision,
-        weights_sha256=weights_digest(session.module.model) if process.is_main else None,
+        **(digests(session, opening) if process.is_main else {}),
     )
+    if session.trackers is not None:
+        session.trackers.start(state.step)
 
 
 def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
@@ -313,6 +317,8 @@ def finish(session: Session, state: TrainingState) -> None:
         rows, seed = session.validation or session.data.rows, session.config.seeds.training
         text = sample_text(session.module.model, rows, session.tokenizer, session.dataset, seed)
     finish_run(session.folder, session.log, state, session.data.total_steps, text)
+    if session.trackers is not None:
+        session.trackers.close()
     if session.uploads is not None:
         session.uploads.close()
 

@@ -56,6 +56,12 @@ class Metrics:
         """The events of these names, in the order of the file."""
         return [event for event in self.events if event["event"] in names]
 
+    @property
+    def ending(self) -> str:
+        """finished, stopped or interrupted; start or resume for a run that goes on or was killed."""
+        events = self.events_named("start", "resume", "finished", "stopped", "interrupted")
+        return str(events[-1]["event"]) if events else "start"
+
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
 
@@ -162,6 +168,21 @@ def cut_back(path: Path, step: int) -> None:
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(b"".join(kept))
     os.replace(beside, path)
+
+
+def first_value(path: Path, key: str) -> str | None:
+    """The text that the first event to have it gives under a key; None if none does, or there is no such file.
+
+    Events of a run's beginning stand at the top, so this reads a line or two of a long file.
+    """
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if key.encode() in line and isinstance(value := json.loads(line).get(key), str):
+                    return value
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None
 
 
 def recorded_steps(path: Path, step: int) -> int:
