@@ -4,6 +4,7 @@ import os
 import sys
 from pathlib import Path
 
+from training import lock
 from training.checkpoint import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
@@ -27,6 +28,12 @@ def find_run(name: str, checkpoints: Path) -> Path:
         if _is_run(folder):
             return folder
     raise UserError(f"{name!r}: there is no such run; {_remedy(checkpoints)}")
+
+
+def find_run_or_beginning(name: str, checkpoints: Path) -> Path:
+    """The same, and the folder of a run that has recorded nothing yet, if a process holds it."""
+    beginning = [folder for folder in _places(name, checkpoints) if lock.is_held(folder / lock.RUN_LOCK)]
+    return beginning[0] if beginning else find_run(name, checkpoints)
 
 
 def find_model(name: str, checkpoints: Path) -> Found:

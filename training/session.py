@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
+from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint import FOR_THE_MODEL, TrainingState, problem_of
 from training.config import REPOSITORY, RunConfig
@@ -52,6 +53,8 @@ class Session:
     log: RunLog
     uploads: BackgroundUploads | None
     """Of the process that saves, where hub.every is set."""
+    reports: BackgroundReport | None
+    """Of the process that saves."""
 
     @property
     def config(self) -> RunConfig:
@@ -67,6 +70,12 @@ class Session:
     def module(self) -> SequenceLoss:
         """The model with its loss, without DDP."""
         return self.trainer.module
+
+    def end(self) -> None:
+        """Ends what is shown of the progress, and the process that writes the report; also a second time."""
+        self.log.close()
+        if self.reports is not None:
+            self.reports.close()
 
 
 def build(
@@ -95,7 +104,8 @@ def build(
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
     gradients = gradient_sums(SequenceLoss(model), group, config.bitwise)
-    log = RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm)
+    clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
+    log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     return Session(
         folder=folder,
@@ -108,6 +118,7 @@ def build(
         dataset_revision=revision,
         log=log,
         uploads=uploads_of(config, folder, log) if process.is_main else None,
+        reports=BackgroundReport(folder, log.say) if process.is_main else None,
     )
 
 
