@@ -1,5 +1,6 @@
 """The report that is written while a run trains: in a process of its own, not too often, and never in the way."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(background_report, "SECONDS_BETWEEN", 0.0)
 
 
+def wait_for(report: BackgroundReport) -> None:
+    """Until its process has ended, by itself."""
+    assert report._process is not None
+    report._process.wait(60)
+
+
 @pytest.mark.usefixtures("at_once")
 def test_it_is_written_beside_training_one_at_a_time(run: Path) -> None:
     """A half-written last line is the run's own, which goes on writing."""
@@ -31,6 +38,7 @@ def test_it_is_written_beside_training_one_at_a_time(run: Path) -> None:
     report.refresh()
     assert first is not None
     assert report._process is first
+    wait_for(report)
     report.close()
     assert (first.returncode, said) == (0, [])
     assert "step 2 of 20" in (run / "report.md").read_text()
@@ -58,6 +66,7 @@ def test_a_failure_is_said_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     said: list[str] = []
     report = BackgroundReport(run, said.append)
     report.refresh()
+    wait_for(report)
     report.close()
     (sentence,) = said
     assert sentence.startswith(f"{run}: report.md could not be written again, training goes on: ")
@@ -74,13 +83,17 @@ def test_a_failure_is_said_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("at_once")
-def test_nothing_stays_behind_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(background_report, "SECONDS_TO_WAIT", 0.0)
+@pytest.mark.parametrize("seconds", [0.0, 5.0], ids=["by force", "at once"])
+def test_nothing_stays_behind_the_run(run: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The end of the run ends what is being written, without a word and without half a file."""
+    monkeypatch.setattr(background_report, "SECONDS_TO_END", seconds)
     said: list[str] = []
     report = BackgroundReport(run, said.append)
     report.refresh()
     process = report._process
     assert process is not None
     report.close()
-    assert process.returncode == -9
-    assert said == [f"{run}: report.md could not be written again, training goes on: it was not done after 0 s"]
+    assert process.returncode in (1, -signal.SIGTERM, -signal.SIGKILL)
+    assert said == []
+    assert {path.name for path in run.iterdir()} == {"config.yaml", "metrics.jsonl"}
+    report.close()

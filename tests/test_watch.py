@@ -48,7 +48,7 @@ def test_a_run_in_the_middle(tmp_path: Path) -> None:
         "learning rate  0.001",
     ]
     assert lines[6:8] == ["loss up to step 10", "6.000 █"]
-    assert lines[12] == "4.200 ██████▇▅▃▁", "6 rows of 8 eighths between 4.2 and 6: 4.4 is 5, 4.333 is 4 of them"
+    assert lines[12] == "4.200 ████▅▄▂▁▁▁", "6 rows of 8 eighths between 4.2 and 6: 4.4 is 5, 4.333 is 4 of them"
     assert lines[-2:] == ["step 0: started", "step 10: saved step_00000010, the best so far"]
 
 

@@ -4,6 +4,7 @@ This file is also the program of that process:  python -m training.background_re
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from training.report import write_report
 
 SECONDS_BETWEEN = 30.0
 """At least, from one report to the next, and from the run's start to the first."""
-SECONDS_TO_WAIT = 10.0
+SECONDS_TO_END = 5.0
 HOME = Path(__file__).resolve().parent.parent
 """Where the program is found. training.config knows it too, but with PyTorch, which drawing does without."""
 
@@ -42,7 +43,7 @@ class BackgroundReport:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "training.background_report", self._folder.resolve()],
                 cwd=HOME,
-                process_group=0,  # Ctrl-C is for training, which waits for what is being written
+                process_group=0,  # Ctrl-C is for training, which ends it
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -53,20 +54,22 @@ class BackgroundReport:
             self._fail(str(error))
 
     def close(self) -> None:
-        """Ends what is being written: within a few seconds by itself, else by force."""
+        """Ends what is being written: at the end of a run a whole report follows."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.communicate(timeout=SECONDS_TO_END)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
+            self._process = None
         self._collect()
 
     def _collect(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
-        try:
-            _, errors = process.communicate(timeout=SECONDS_TO_WAIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            self._fail(f"it was not done after {SECONDS_TO_WAIT:.0f} s")
-            return
+        _, errors = process.communicate()
         if process.returncode != 0:
             self._fail(errors.strip().rpartition("\n")[2] or f"exit status {process.returncode}")
 
@@ -77,6 +80,7 @@ class BackgroundReport:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no half-written file stays
     training.launcher.leave_with_launcher()
     os.nice(10)
     write_report(Path(sys.argv[1]))
