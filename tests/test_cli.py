@@ -112,7 +112,7 @@ def test_a_mistake_is_one_sentence_and_status_2(place: Workplace, tmp_path: Path
     rewrite_config(half, precision={"amp": "fp16", "matmul": "high"})
     done = isobatch("evaluate", half, place.datasets, status=2)
     sentence = (
-        f"error: {half}: its run has precision.amp fp16, which needs a GPU; evaluate it on a machine with one, or with "
+        f"error: {half}: precision.amp fp16 needs a GPU; evaluate it on a machine with one, or in another precision, "
         "--amp off\n"
     )
     assert (done.stdout, done.stderr) == ("", sentence)
@@ -171,8 +171,9 @@ def test_an_earlier_checkpoint_has_its_own_validation(place: Workplace, command:
         printed = json.loads(command("evaluate", folder / name, place.datasets, "--json"))
         assert printed["loss"] == pytest.approx(line["loss"], abs=1e-6)
     text = command("evaluate", folder, place.datasets)
-    assert "step_00000004: 640 train tokens of data\n" in text, "there is no other file"
+    assert "step_00000004: 640 validation tokens of data\n" in text
     assert "range          tokens 25,000 to 25,639\n" in text
+    assert json.loads(command("evaluate", folder, place.datasets, "--json"))["file"] == "train.safetensors"
     assert f"loss           {second['loss']:.6f} nats per token\n" in text
     assert f"bits per byte  {second['bits_per_byte']:.4f}\n" in text
 

@@ -52,7 +52,9 @@ class Measured:
     checkpoint: Path
     dataset: str
     split: str
-    """train or validation: the file that the tokens are in."""
+    """validation or train."""
+    file: str
+    """The one that the tokens are in: a validation range may lie in train.safetensors."""
     start: int
     tokens: int
     """Input tokens; the targets are one further."""
@@ -72,6 +74,7 @@ class Measured:
             "checkpoint": str(self.checkpoint),
             "dataset": self.dataset,
             "split": self.split,
+            "file": self.file,
             "start": self.start,
             "tokens": self.tokens,
             "documents": self.documents,
@@ -127,7 +130,7 @@ def evaluate_checkpoint(
     process, precision = Process.from_environment(), precision_of(config, amp)
     if precision.amp == "fp16" and process.device.type == "cpu":
         raise UserError(
-            f"{folder}: its run has precision.amp fp16, which needs a GPU; evaluate it on a machine with one, or with "
+            f"{folder}: precision.amp fp16 needs a GPU; evaluate it on a machine with one, or in another precision, "
             "--amp off"
         )
     torch.set_float32_matmul_precision(precision.matmul)
@@ -145,7 +148,8 @@ def evaluate_checkpoint(
     return Measured(
         checkpoint=folder,
         dataset=data.dataset,
-        split=rows.file.path.stem,
+        split=wanted.split,
+        file=rows.file.path.name,
         start=rows.start,
         tokens=int(rows.input_tokens(range(rows.count)).sum()),
         documents=rows.count if isinstance(rows, DocumentRows) else None,

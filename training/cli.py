@@ -100,20 +100,15 @@ def sample(
     from training.sampling import Draw, sample_checkpoints
 
     draw = Draw(tokens, temperature, top_k or None, seed)
-    samples = []
-    for text in sample_checkpoints(checkpoints, prompt, draw, number, datasets or REPOSITORY / "datasets", tokenizer):
-        if as_json:
-            samples.append(text.values())
-            continue
-        if len(checkpoints) > 1 and text.seed == seed:
-            print(f"=== {text.checkpoint} ({text.folder.name})")
-        if number > 1:
-            print(f"--- seed {text.seed}")
-        print(text.text, flush=True)
-        if text.ended and text.tokens == 1:
-            print("(the model ends the text at once)", file=sys.stderr)
+    samples = sample_checkpoints(checkpoints, prompt, draw, number, datasets or REPOSITORY / "datasets", tokenizer)
     if as_json:
-        print(to_json({"prompt": prompt, "temperature": temperature, "top_k": draw.top_k, "samples": samples}))
+        texts = [written.values() for written in samples]
+        print(to_json({"prompt": prompt, "temperature": temperature, "top_k": draw.top_k, "samples": texts}))
+        return
+    for written in samples:
+        print("\n".join(written.lines(headed=len(checkpoints) > 1, numbered=number > 1, first_seed=seed)), flush=True)
+        if written.ended and written.tokens == 1:
+            print("(the model ends the text at once)", file=sys.stderr)
 
 
 @app.command()

@@ -49,6 +49,11 @@ class Sample:
         """For scripts."""
         return {**asdict(self), "folder": str(self.folder)}
 
+    def lines(self, headed: bool, numbered: bool, first_seed: int) -> list[str]:
+        """For people: below the checkpoint's name, where there are several, and the seed, where there are several."""
+        head = [f"=== {self.checkpoint} ({self.folder.name})"] if headed and self.seed == first_seed else []
+        return [*head, *([f"--- seed {self.seed}"] if numbered else []), self.text]
+
 
 @dataclass(frozen=True)
 class Writer:
