@@ -14,6 +14,7 @@ import typer
 from training.command import run_command
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
+from training.laboratory.study_commands import study
 from training.preparation.dataset_commands import prepare
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 app.command()(prepare)
 app.command()(push)
 app.command()(push_dataset)
+app.command()(study)
 
 
 @app.command()
