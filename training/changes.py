@@ -65,7 +65,7 @@ def compare_configs(
         done: steps that the checkpoint has behind it.
         passes: of the two, once the data are open; before that a length of -1 (all there is) is not judged.
     """
-    before, after = _flat(config_mapping(saved)), _flat(config_mapping(now))
+    before, after = flat_values(config_mapping(saved)), flat_values(config_mapping(now))
     changed = {
         key: [before.get(key), after.get(key)]
         for key in sorted(before.keys() | after.keys())
@@ -160,8 +160,9 @@ def shown(key: str, values: list[Any], between: str) -> str:
     return f"{key}{between}{old} -> {new}"
 
 
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_values(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a config by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= flat_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat

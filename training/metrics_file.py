@@ -56,6 +56,12 @@ class Metrics:
         """The events of these names, in the order of the file."""
         return [event for event in self.events if event["event"] in names]
 
+    @property
+    def ending(self) -> str:
+        """finished, stopped or interrupted; start or resume for a run that goes on or was killed."""
+        events = self.events_named("start", "resume", "finished", "stopped", "interrupted")
+        return str(events[-1]["event"]) if events else "start"
+
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
 

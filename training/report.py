@@ -28,7 +28,7 @@ def summary_lines(metrics: Metrics) -> list[str]:
         return ["No step has been trained yet"]
     last = metrics.train[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
-    state = "complete" if _ending(metrics) == "finished" else f"reached {_progress(metrics)}"
+    state = "complete" if metrics.ending == "finished" else f"reached {_progress(metrics)}"
     lines = [f"Training {state} in {seconds:,.3f} seconds", f"Tokens seen: {tokens:,}"]
     if seconds > 0:
         lines.append(f"Throughput: {tokens / seconds:,.0f} tokens/second")
@@ -38,12 +38,6 @@ def summary_lines(metrics: Metrics) -> list[str]:
         final = _number(metrics.validation[-1]["loss"], ".3f")
         lines.append(f"Final validation loss: {final} (best: {best['loss']:.3f} at step {best['step']:,})")
     return lines
-
-
-def _ending(metrics: Metrics) -> str:
-    """finished, stopped or interrupted; start or resume for a run that goes on or was killed."""
-    events = metrics.events_named("start", "resume", "finished", "stopped", "interrupted")
-    return str(events[-1]["event"]) if events else "start"
 
 
 def _progress(metrics: Metrics) -> str:
@@ -109,7 +103,7 @@ def _status(metrics: Metrics) -> str:
         "stopped": "Stopped by `--stop-after`, can be resumed",
         "interrupted": "Interrupted, can be resumed",
     }
-    return f"{endings.get(_ending(metrics), 'Not finished')}: {_progress(metrics)}."
+    return f"{endings.get(metrics.ending, 'Not finished')}: {_progress(metrics)}."
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
