@@ -4,7 +4,7 @@ import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,8 +48,7 @@ class BatchSizeFit:
 
     def losses_at(self, sizes: Column) -> Column:
         """The curve's losses at so many sequences per step."""
-        losses: Column = np.polyval(self.coefficients, np.log(sizes))
-        return losses
+        return cast(Column, np.polyval(self.coefficients, np.log(sizes)))
 
 
 def fit_batch_sizes(points: Sequence[tuple[int, float]]) -> BatchSizeFit | None:
@@ -75,7 +74,8 @@ def fit_batch_sizes(points: Sequence[tuple[int, float]]) -> BatchSizeFit | None:
     if a > 0:
         optimum = math.exp(middle - b / (2 * a))
     if optimum is not None and sizes.min() <= optimum <= sizes.max() and len(points) > 3:
-        variance = float(residuals @ residuals) / (len(points) - 3) * np.linalg.inv(design.T @ design)
+        inverse = cast(Column, np.linalg.inv(design.T @ design))
+        variance = float(residuals @ residuals) / (len(points) - 3) * inverse
         within = fieller_interval(a, b, variance, len(points) - 3)
         interval = None if within is None else (math.exp(middle + within[0]), math.exp(middle + within[1]))
     fit = BatchSizeFit(
