@@ -14,6 +14,7 @@ import typer
 from training.command import run_command
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
+from training.laboratory.compare_commands import compare
 from training.laboratory.study_commands import study
 from training.preparation.dataset_commands import prepare
 
@@ -60,6 +61,7 @@ ToleranceOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 app.command()(prepare)
+app.command()(compare)
 app.command()(push)
 app.command()(push_dataset)
 app.command()(study)

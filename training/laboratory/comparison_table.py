@@ -148,7 +148,8 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
 
 def _run_values(run: Run) -> dict[str, Any]:
     result = run.result
-    values = {key: _plain(value) for key, value in vars(result).items() if key not in ("config", "digests", "folder")}
+    apart = ("config", "digests", "folder", "metrics")
+    values = {key: _plain(value) for key, value in vars(result).items() if key not in apart}
     return {**values, **{f"{key}_sha256": value for key, value in asdict(result.digests).items()}} | {
         "folder": str(result.folder),
         "obstacle": run.obstacle,

@@ -1,6 +1,7 @@
 """What a run came to, read from its folder: config.yaml and metrics.jsonl alone."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,6 +59,7 @@ class RunResult:
     digests: Digests
     dataset_revision: str | None
     config: RunConfig = field(repr=False)
+    metrics: Metrics = field(repr=False, compare=False)
 
     @property
     def seeds(self) -> Seeds:
@@ -105,6 +107,7 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
         digests=_digests(metrics),
         dataset_revision=begin.get("dataset_revision") or config.data.revision,
         config=config,
+        metrics=metrics,
     )
 
 
@@ -115,6 +118,8 @@ def read_results(run_folders: Sequence[Path]) -> list[RunResult]:
         UserError: as `read_result`.
     """
     results = [read_result(folder) for folder in run_folders]
+    twice = [name for name, count in Counter(result.name for result in results).items() if count > 1]
+    results = [_with_its_folder(result) if result.name in twice else result for result in results]
     names: list[tuple[dict[str, Any], str]] = []
     grouped = []
     for result in results:
@@ -124,6 +129,12 @@ def read_results(run_folders: Sequence[Path]) -> list[RunResult]:
             names.append((what, result.name))
         grouped.append(replace(result, group=known or result.name))
     return grouped
+
+
+def _with_its_folder(result: RunResult) -> RunResult:
+    """With a name that tells it from a run of the same name elsewhere."""
+    name = f"{result.folder.resolve().parent.name}/{result.name}"
+    return replace(result, name=name, group=name)
 
 
 def identity(config: RunConfig) -> dict[str, Any]:

@@ -1,0 +1,58 @@
+"""The command of `isobatch` that compares runs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from training.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from training.laboratory.comparison_table import Form
+
+PRINTED = ("terminal", "markdown", "csv", "json")
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Names of runs, paths, or folders of runs such as a study's."),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN", help="What to compare with.  [default: the first run]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write to, instead of the repository's checkpoints/comparison.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help=f"What to print: {', '.join(PRINTED)}.")] = "terminal",
+    datasets: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the datasets: first measures the runs that have no validation loss, for good."),
+    ] = None,
+) -> None:
+    """Compare runs: what each changes in the loss, and whether that is more than the noise of the seeds."""
+    if form not in PRINTED:
+        raise UserError(f"--format: must be one of {', '.join(PRINTED)}, got {form!r}")
+    from training.config import REPOSITORY
+    from training.laboratory.comparison import compare_results
+    from training.laboratory.comparison_page import write_comparison
+    from training.laboratory.comparison_table import write_tables
+    from training.laboratory.measure import measure_missing
+    from training.laboratory.results import read_results
+    from training.lookup import find_runs
+
+    checkpoints = REPOSITORY / "checkpoints"
+    # The baseline is the first of all runs; repetitions of it are found by their configs.
+    folders = find_runs([*([baseline] if baseline is not None else []), *runs], checkpoints)
+    results = read_results(folders)
+    if datasets is not None and measure_missing(results, datasets):
+        results = read_results(folders)
+    comparison = compare_results(results, results[0].name)
+    print(write_tables(comparison)[cast("Form", form)], end="")
+    folder = output or checkpoints / "comparison"
+    try:
+        written = write_comparison(folder, comparison, results)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
+    print(f"{folder}: {', '.join(path.name for path in written)}", file=sys.stderr)
