@@ -15,6 +15,7 @@ from training.command import run_command
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
 from training.laboratory.compare_commands import compare
+from training.laboratory.study_commands import study
 from training.preparation.dataset_commands import prepare
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ app.command()(prepare)
 app.command()(compare)
 app.command()(push)
 app.command()(push_dataset)
+app.command()(study)
 
 
 @app.command()
