@@ -36,12 +36,12 @@ def measure_missing(results: Sequence[RunResult], datasets: Path) -> bool:
 
 
 def _measure(result: RunResult, datasets: Path) -> None:
-    from training.evaluation import evaluate_checkpoint
+    from training.checkpoint_evaluation import evaluate_checkpoint
     from training.lookup import find_checkpoint_and_config
 
     checkpoint, config = find_checkpoint_and_config(str(result.folder.resolve()))
     print(f"{result.name}: has no validation loss yet, measuring it", file=sys.stderr, flush=True)
-    evaluated = evaluate_checkpoint(checkpoint, config, datasets)
+    evaluated = evaluate_checkpoint(checkpoint, config, datasets).evaluated
     row = {
         "kind": "validation",
         "step": result.step,
