@@ -57,6 +57,14 @@ def test_mean_of_curves_with_its_band() -> None:
     assert (mean.tolist(), low.tolist(), high.tolist()) == ([4.5, 3.5, 1.5], [4, 3, 1], [5, 4, 2])
 
 
+def test_runs_of_different_speed_are_averaged_step_by_step() -> None:
+    """So that the mean ends with the mean of the final losses, at the mean of the times."""
+    first = curve([1, 2], [4.0, 2.0])
+    slower = Curve(first.steps, first.tokens, 3 * first.time, np.array([5.0, 3.0]))
+    x, mean, _, _ = mean_curve([first, slower], "time")
+    assert (x.tolist(), mean.tolist()) == ([1.0, 2.0], [4.5, 2.5])
+
+
 def test_mean_covers_what_all_cover_and_passes_over_gaps() -> None:
     first, second = curve([1, 2, 3, 4], [4.0, np.nan, 2.0, 1.0]), curve([2, 3], [4.0, 4.0])
     x, mean, _, _ = mean_curve([first, second], "steps")
