@@ -24,7 +24,7 @@ from training.laboratory.results import read_results
 PICTURES = ("loss_steps", "loss_tokens", "loss_time", "gradient_norm", "learning_rate", "differences")
 HOSTILE = "<script>document.title='taken'<%script>"
 """Of a folder, and so without the slash."""
-FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+FLAGS: tuple[str, ...] = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
 FLAGS += ("disable-component-update", "disable-sync", "window-size=1400,2000")
 
 
@@ -103,7 +103,7 @@ def page(browser: webdriver.Chrome, written: Path) -> webdriver.Chrome:
 
 def curves(page: webdriver.Chrome, expression: str) -> Any:
     """A value of the chart of curves, `chart` in the expression."""
-    return page.execute_script(f"const chart = document.getElementById('curves'); return {expression}")  # type: ignore[no-untyped-call]
+    return page.execute_script(f"const chart = document.getElementById('curves'); return {expression}")
 
 
 @pytest.mark.slow
@@ -153,7 +153,7 @@ POINT = """(() => {
 @pytest.mark.slow
 def test_pointer_over_a_curve_reads_it_off(page: webdriver.Chrome) -> None:
     chart = page.find_element(By.CSS_SELECTOR, "#curves .nsewdrag[data-subplot='x2y2']")
-    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)  # type: ignore[no-untyped-call]
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
     ActionChains(page).move_to_element_with_offset(chart, *curves(page, POINT)).perform()
     labels = WebDriverWait(page, 20).until(
         lambda shown: shown.find_elements(By.CSS_SELECTOR, "#curves .hoverlayer .hovertext")
@@ -168,7 +168,7 @@ def test_pointer_over_a_curve_reads_it_off(page: webdriver.Chrome) -> None:
 def test_dragging_zooms_all_charts_along(page: webdriver.Chrome) -> None:
     first, last = curves(page, "chart._fullLayout.xaxis.range")
     chart = page.find_element(By.CSS_SELECTOR, "#curves .nsewdrag[data-subplot='xy']")
-    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)  # type: ignore[no-untyped-call]
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
     chain = ActionChains(page).move_to_element_with_offset(chart, -150, 0).click_and_hold()
     chain.move_by_offset(100, 3).move_by_offset(150, 0).release().perform()
 
