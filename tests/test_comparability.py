@@ -70,6 +70,13 @@ def test_other_tokenizer_without_bytes_is_an_obstacle(tmp_path: Path) -> None:
     assert obstacle(result, reference, "loss") == "other tokenizer, and no bits per byte"
 
 
+def test_same_ids_compare_whatever_the_file_of_the_tokenizer(tmp_path: Path) -> None:
+    reference = result_of(tmp_path / "a")
+    result = result_of(tmp_path / "b", begin={**DIGESTS, "tokenizer_sha256": "ff" * 32})
+    assert obstacle(result, reference, "loss") is None
+    assert remarks_on(result, reference) == []
+
+
 def test_vocabularies_tell_tokenizers_apart_where_no_digest_does(tmp_path: Path) -> None:
     reference = result_of(tmp_path / "a", begin={})
     result = result_of(tmp_path / "b", begin={}, model={"vocab_size": 512})

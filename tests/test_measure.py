@@ -7,9 +7,11 @@ import pytest
 from conftest import Workplace
 from small_results import write_import, write_result
 
+from training.checkpoint_evaluation import evaluate_checkpoint
 from training.config_file import load_run_config
+from training.data import open_validation
+from training.digests import validation_digest
 from training.errors import UserError
-from training.evaluation import evaluate_checkpoint
 from training.laboratory.measure import measure_missing
 from training.laboratory.results import read_result
 
@@ -19,12 +21,14 @@ def test_run_trained_without_evaluation_is_measured_once(workplace: Workplace) -
     config = workplace.write_config("blind", data={"train_tokens": 1024}, evaluation={"every": None})
     blind = workplace.train_here(config).folder
     result = read_result(blind)
-    assert result.loss is None
+    assert (result.loss, result.digests.validation) == (None, None)
     assert measure_missing([result], workplace.datasets)
     measured = read_result(blind)
-    expected = evaluate_checkpoint(blind / "latest", load_run_config(str(config)), workplace.datasets)
+    expected = evaluate_checkpoint(blind / "latest", load_run_config(str(config)), workplace.datasets).evaluated
     assert measured.loss == pytest.approx(expected.loss, rel=1e-12)
     assert (measured.target_tokens, measured.finished) == (640, True)
+    rows = open_validation(load_run_config(str(config)), workplace.datasets / "data")
+    assert measured.digests.validation == validation_digest(rows)
     row = json.loads((blind / "metrics.jsonl").read_text().splitlines()[-1])
     assert (row["kind"], row["step"]) == ("validation", 2)
     assert not measure_missing([measured], workplace.datasets)

@@ -45,6 +45,7 @@ def write_comparison(folder: Path, comparison: Comparison, results: Sequence[Run
     Returns:
         The paths of the files, the page last.
     """
+    folder.mkdir(parents=True, exist_ok=True)  # before the work: it may not be allowed
     tables = write_tables(comparison)
     pictures = draw_comparison(comparison, results)
     links = "\n".join(f"![{name.partition('.')[0].replace('_', ' ')}]({name})\n" for name in pictures)
@@ -52,7 +53,6 @@ def write_comparison(folder: Path, comparison: Comparison, results: Sequence[Run
     contents[FILES["markdown"]] = f"# Comparison\n\n{tables['markdown']}\n{links}".encode()
     contents |= pictures
     contents[PAGE] = comparison_page(comparison, results).encode()
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     return [folder / name for name in contents]
