@@ -19,7 +19,10 @@ def many_groups(place: Path, count: int) -> tuple[Comparison, list[RunResult]]:
 
 
 def test_each_group_looks_different_also_in_grey(tmp_path: Path) -> None:
-    styles = group_styles(many_groups(tmp_path, 11)[0])
+    comparison, _ = many_groups(tmp_path, 24)
+    everywhere = group_styles(comparison, 24).values()
+    assert len({(style.colour, style.line) for style in everywhere}) == 24
+    styles = {group: style for group, style in group_styles(comparison).items() if style.named}
     assert len(styles) == 11
     looks = {(style.line, style.marker) for style in styles.values()}
     assert len({(style.colour, style.line) for style in styles.values()}) == 11

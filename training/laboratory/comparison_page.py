@@ -26,7 +26,8 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 90
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ccc; padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; white-space: nowrap; }
+td.number { text-align: right; }
+td.number, td.verdict, td:first-child { white-space: nowrap; }
 tr.baseline { background: #eee; }
 tr.better td.verdict { color: #0072B2; font-weight: 600; }
 tr.worse td.verdict { color: #B04A00; font-weight: 600; }
