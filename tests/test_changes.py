@@ -448,12 +448,12 @@ def test_everything_that_may_change_at_once(workplace: Workplace) -> None:
 def test_another_rate_on_another_number_of_processes(workplace: Workplace) -> None:
     """Two processes, then three with another rate: the same losses as on one."""
     config = workplace.write_config()
-    new = ["--resume", "latest", "--set", "optimizer.learning_rate=2e-3"]
-    workplace.train(config, "--stop-after", "5", output="one")
-    one = workplace.train(config, *new, output="one")
-    workplace.train(config, "--stop-after", "5", processes=2)
-    several = workplace.train(config, *new, processes=3)
-    assert (one.status, several.status) == (0, 0), several.errors
+    rate = "optimizer.learning_rate=2e-3"
+    workplace.train_here(config, output="one", stop_after=5)
+    one = workplace.train_here(config, output="one", resume="latest", overrides=[rate])
+    workplace.train_on_ranks(config, 2, stop_after=5)
+    several = workplace.train(config, "--resume", "latest", "--set", rate, processes=3)
+    assert several.status == 0, several.errors
     assert several.losses == pytest.approx(one.losses, rel=1e-5)
     assert several.errors.count("optimizer.learning_rate: 0.0004 -> 0.002 from step 6 on") == 1
     assert [line["learning_rate"] for line in several.of_kind("train")] == [4e-4] * 5 + [2e-3] * 5

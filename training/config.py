@@ -21,6 +21,7 @@ LICENCE_PATTERN = r"[a-z0-9][a-z0-9.+-]*"
 REPOSITORY_PART = r"(?!.*(--|\.\.))[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Interval = Annotated[int, Field(ge=0)] | None
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
@@ -108,8 +109,8 @@ class Loss(Section):
 class Seeds(Section):
     """`weights`: the initial weights. `training`: shuffling and dropout."""
 
-    weights: Annotated[int, Field(ge=0, lt=2**63)] = 42
-    training: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    weights: Seed = 42
+    training: Seed = 42
 
 
 class Evaluation(Section):

@@ -22,7 +22,7 @@ from training.yaml_reader import yaml_text
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
-LOCK = ".lock"
+LOCK = lock.RUN_LOCK
 SECONDS_TO_WAIT_FOR_LOCK = 5.0
 LAUNCH = ".launch"
 OURS = re.compile(

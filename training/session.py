@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
+from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
-from training.checkpoint import FOR_THE_MODEL, TrainingState, problem_of, weights_digest
+from training.checkpoint import FOR_THE_MODEL, TrainingState, list_checkpoints, problem_of, weights_digest
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import (
@@ -58,6 +59,8 @@ class Session:
     """Of the process that saves, where hub.every is set."""
     trackers: Trackers | None
     """Of the same process, where the config names some."""
+    reports: BackgroundReport | None
+    """Of the process that saves."""
 
     @property
     def config(self) -> RunConfig:
@@ -73,6 +76,12 @@ class Session:
     def module(self) -> SequenceLoss:
         """The model with its loss, without DDP."""
         return self.trainer.module
+
+    def end(self) -> None:
+        """Ends what is shown of the progress, and the process that writes the report; also a second time."""
+        self.log.close()
+        if self.reports is not None:
+            self.reports.close()
 
 
 def build(
@@ -101,7 +110,8 @@ def build(
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
     gradients = gradient_sums(SequenceLoss(model), group, config.bitwise)
-    log = RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm)
+    clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
+    log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     return Session(
         folder=folder,
@@ -116,6 +126,7 @@ def build(
         log=log,
         uploads=uploads_of(config, folder, log) if process.is_main else None,
         trackers=Trackers(folder, config, log) if process.is_main and config.tracking.trackers else None,
+        reports=BackgroundReport(folder, log.say) if process.is_main else None,
     )
 
 
@@ -157,6 +168,8 @@ def weights_to_start_from(config: RunConfig, folder: Path, opening: Opening) -> 
             f"{REPOSITORY}, such as checkpoints/tiny/latest"
         )
     problem = problem_of(other, FOR_THE_MODEL)
+    if problem is not None and list_checkpoints(other):
+        raise UserError(f"init_from: {other}: is a run; give one of its checkpoints, such as {config.init_from}/latest")
     if problem is not None:
         raise UserError(f"init_from: {other}: {problem}; give the folder of a complete checkpoint")
     return str(other)
