@@ -1,0 +1,81 @@
+"""`isobatch compare`: which runs it takes, what it prints and where it writes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+from small_results import write_result
+
+from training.errors import RunError, UserError
+from training.laboratory.compare_commands import compare, compare_runs
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of `plain`, and two of `clipped` in a folder of their own."""
+    place = tmp_path_factory.mktemp("checkpoints")
+    for seed in (1, 2):
+        write_result(place / f"plain-{seed}", 4.0 + seed / 9, (seed, seed))
+        write_result(place / "study" / f"clipped-{seed}", 3.0 + seed / 8, (seed, seed), optimizer={"clip_norm": 1.0})
+    (place / "study" / "configs").mkdir()
+    return place
+
+
+def test_runs_and_folders_of_runs_are_compared(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [str(place / "plain-1"), str(place / "plain-2"), str(place / "study")]
+    compare(names, output=tmp_path / "written", form="json")
+    printed = capsys.readouterr()
+    values = json.loads(printed.out)
+    assert [row["group"] for row in values["rows"]] == ["clipped-1", "plain-1"]
+    assert values["baseline"] == "plain-1"
+    assert json.loads((tmp_path / "written" / "comparison.json").read_text()) == values
+    assert printed.err.startswith(f"{tmp_path / 'written'}: comparison.md, comparison.csv, comparison.json, loss_steps")
+
+
+def test_baseline_may_be_any_run(place: Path) -> None:
+    """Also one that does not stand among the others; names are those of runs in the folder of runs."""
+    for baseline, first in (("study/clipped-1", "clipped-1"), ("study/clipped-2", "clipped-2"), (None, "plain-1")):
+        comparison, results = compare_runs(["plain-1", "study/clipped-1"], baseline, None, place)
+        assert comparison.baseline == first
+        assert len(results) == (3 if first == "clipped-2" else 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"runs": ["nowhere-to-be-found"]}, "there is no such run"),
+        ({"runs": ["plain-1"], "form": "yaml"}, "--format: must be one of terminal, markdown, csv, json"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare(**arguments)  # type: ignore[arg-type]
+
+
+def test_folder_that_cannot_be_written_is_named(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be written"):
+        compare([str(place / "plain-1")], output=tmp_path / "file")
+
+
+@pytest.mark.slow
+def test_command_prints_the_table(place: Path, tmp_path: Path) -> None:
+    """As the shell starts it; and nothing heavy is imported where only help is wanted."""
+    command = [sys.executable, "-X", "importtime", "-m", "training.cli", "compare"]
+    done = subprocess.run(
+        [*command, str(place / "plain-1"), str(place / "study"), "--output", str(tmp_path / "out")],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    assert done.stdout.splitlines()[0].startswith("run ")
+    assert (tmp_path / "out" / "comparison.html").stat().st_size > 3_000_000
+    helped = subprocess.run([*command, "--help"], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert "--baseline" in helped.stdout
+    imported = {line.rpartition("|")[2].strip() for line in helped.stderr.splitlines()}
+    assert not imported & {"torch", "scipy", "plotly", "matplotlib", "numpy"}
