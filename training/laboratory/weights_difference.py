@@ -160,11 +160,10 @@ def _part_sums(name: str, a: "Tensor", b: "Tensor") -> _Sums:
     difference = a - b
     squared_difference, squared = float(difference.dot(difference)), float(a.dot(a))
     if not math.isfinite(squared_difference + squared):
-        difference = difference.masked_fill((a == b) | (a.isnan() & b.isnan()), 0.0).nan_to_num(math.inf)
-        squared_difference, squared = (
-            float(difference.square().sum()),
-            float(a.nan_to_num(0.0, 0.0, 0.0).square().sum()),
-        )
+        same = (a == b) | (a.isnan() & b.isnan())
+        difference = difference.masked_fill(same, 0.0).nan_to_num(math.inf, math.inf, math.inf)
+        squared_difference = float(difference.square().sum())
+        squared = float(a.nan_to_num(0.0, 0.0, 0.0).square().sum())
     largest = float(difference.abs().max())
     return _Sums(name, a.numel(), int(difference.count_nonzero()), largest, squared_difference, squared)
 
