@@ -21,15 +21,34 @@ Result = TypeVar("Result")
 ALONE = Process(rank=0, local_rank=0, world_size=1, local_world_size=1, node=0, nodes=1, device=torch.device("cpu"))
 
 # One process imports torch, and what DDP imports late, once; the ranks are forks of it.
-multiprocessing.set_forkserver_preload(["torch._dynamo", "torch._inductor", "pydantic", "safetensors", "pytest"])
+PRELOADED = ["torch._dynamo", "torch._inductor", "matplotlib.backends.backend_agg", "pydantic", "safetensors", "pytest"]
+multiprocessing.set_forkserver_preload(PRELOADED)
 
 
 def on_ranks(
     world_size: int, function: Callable[..., Result], *arguments: Any, nodes: int = 1, timeout: float = 180
 ) -> list[Result]:
-    """Calls function(group, *arguments) on every rank and returns the results, by rank.
+    """Calls function(group, *arguments) on every rank, in a group of them all; see as_workers.
 
-    A single process is this one. Several are real ones: function, arguments and results must be picklable.
+    A single process is this one.
+    """
+    if world_size == 1:
+        with ALONE.group() as group:
+            return [function(group, *arguments)]
+    return as_workers(world_size, _in_group, function, *arguments, nodes=nodes, timeout=timeout)
+
+
+def _in_group(function: Callable[..., Result], *arguments: Any) -> Result:
+    with Process.from_environment().group() as group:
+        return function(group, *arguments)
+
+
+def as_workers(
+    world_size: int, function: Callable[..., Result], *arguments: Any, nodes: int = 1, timeout: float = 180
+) -> list[Result]:
+    """Calls function(*arguments) in processes that find what torchrun's workers do; the results, by rank.
+
+    The processes are real ones: function, arguments and results must be picklable.
 
     Args:
         world_size: processes.
@@ -38,9 +57,6 @@ def on_ranks(
         nodes: machines over which the processes believe to be spread evenly.
         timeout: in seconds; a hang is a failure.
     """
-    if world_size == 1:
-        with ALONE.group() as group:
-            return [function(group, *arguments)]
     # Like torchrun's agent, this process holds the store, so that no port has to be guessed.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     deadline = time.monotonic() + timeout
@@ -86,6 +102,5 @@ def _rank(
         "CUDA_VISIBLE_DEVICES": "",
     }
     os.environ.update({key: str(value) for key, value in environment.items()})
-    with Process.from_environment().group() as group:
-        result = function(group, *arguments)
+    result = function(*arguments)
     (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))

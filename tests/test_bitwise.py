@@ -54,7 +54,7 @@ def digests(run: Finished) -> dict[str, str]:
 def test_the_same_bytes_on_any_number_of_processes(workplace: Workplace) -> None:
     """One, two, three and four; and where somebody gives the one process two threads."""
     config = bitwise_config(workplace)
-    found = {n: digests(workplace.train(config, processes=n, output=f"on{n}")) for n in (2, 3, 4)}
+    found = {n: digests(workplace.train_on_ranks(config, n, output=f"on{n}")) for n in (2, 3, 4)}
     workplace.environment = {"OMP_NUM_THREADS": "2"}
     found[1] = digests(workplace.train(config, output="on1"))
     assert all(digest == found[1] for digest in found.values()), found
@@ -76,15 +76,15 @@ def test_masked_documents_in_bf16_too(workplace: Workplace) -> None:
         evaluation={"every": None},
         reproducibility="bitwise",
     )
-    one, three = (digests(workplace.train(config, processes=n, output=f"on{n}")) for n in (1, 3))
-    assert one == three
+    one = digests(workplace.train_here(config, output="on1"))
+    assert digests(workplace.train_on_ranks(config, 3, output="on3")) == one
 
 
 @pytest.mark.slow
 def test_the_same_bytes_after_a_kill_and_a_resume_on_another_number(workplace: Workplace) -> None:
     """Killed on two processes, gone on with on three, stopped there, and ended on one."""
     config = bitwise_config(workplace)
-    whole = digests(workplace.train(config, output="whole"))
+    whole = digests(workplace.train_here(config, output="whole"))
     killed = workplace.start(config, processes=2, output="parts")
     folder = workplace.folder / "parts" / "run"
     deadline = time.monotonic() + 120
@@ -94,9 +94,8 @@ def test_the_same_bytes_after_a_kill_and_a_resume_on_another_number(workplace: W
     for pid in [killed.pid, *children_of(killed.pid)]:
         os.kill(pid, signal.SIGKILL)
     killed.communicate()
-    on_three = workplace.train(config, "--resume", "latest", "--stop-after", "9", processes=3, output="parts")
-    assert on_three.status == 0, on_three.errors
-    assert digests(workplace.train(config, "--resume", "latest", output="parts")) == whole
+    workplace.train_on_ranks(config, 3, output="parts", resume="latest", stop_after=9)
+    assert digests(workplace.train_here(config, output="parts", resume="latest")) == whole
 
 
 def children_of(pid: int) -> list[int]:

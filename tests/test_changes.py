@@ -63,12 +63,17 @@ TAKEN: dict[str, Any] = {
     "evaluation.tokens": 64,
     "checkpoint.every": None,
     "checkpoint.keep": 1,
+    "tracking.trackers": ["tensorboard"],
+    "tracking.project": "other",
+    "tracking.space": "owner/space",
     "hub.repo": "owner/model",
     "hub.private": False,
     "hub.licence": "mit",
     "hub.every": 0,
     "reproducibility": "bitwise",
 }
+ALONG: dict[str, dict[str, Any]] = {"tracking.space": {"trackers": ["trackio"]}}
+"""What a value needs beside it."""
 IS_THE_RECORD: dict[str, Any] = {"interventions": ["no-dropout"], "overrides": ["checkpoint.keep=1"]}
 ONLY_VALUE = {"optimizer.name", "resolved"}
 """Keys that have one valid value, so far."""
@@ -88,7 +93,7 @@ def run_of(**sections: Any) -> RunConfig:
 
 def changed(key: str, value: Any) -> RunConfig:
     section, _, name = key.partition(".")
-    return run_of(**{section: {name: value} if name else value})
+    return run_of(**{section: {name: value, **ALONG.get(key, {})} if name else value})
 
 
 def test_every_key_of_a_config_is_classified() -> None:
@@ -116,7 +121,7 @@ def test_what_only_steps_to_come_depend_on_is_taken(key: str) -> None:
         changes = compare_configs(old, new, done=5)
         assert changes.refused == []
         assert changes.taken[key] == values
-        assert set(changes.taken) == {key} or key == "schedule.name"
+        assert set(changes.taken) == {key} or key == "schedule.name" or key in ALONG
     assert compare_configs(after, after, done=5).taken == {}
 
 
@@ -443,12 +448,12 @@ def test_everything_that_may_change_at_once(workplace: Workplace) -> None:
 def test_another_rate_on_another_number_of_processes(workplace: Workplace) -> None:
     """Two processes, then three with another rate: the same losses as on one."""
     config = workplace.write_config()
-    new = ["--resume", "latest", "--set", "optimizer.learning_rate=2e-3"]
-    workplace.train(config, "--stop-after", "5", output="one")
-    one = workplace.train(config, *new, output="one")
-    workplace.train(config, "--stop-after", "5", processes=2)
-    several = workplace.train(config, *new, processes=3)
-    assert (one.status, several.status) == (0, 0), several.errors
+    rate = "optimizer.learning_rate=2e-3"
+    workplace.train_here(config, output="one", stop_after=5)
+    one = workplace.train_here(config, output="one", resume="latest", overrides=[rate])
+    workplace.train_on_ranks(config, 2, stop_after=5)
+    several = workplace.train(config, "--resume", "latest", "--set", rate, processes=3)
+    assert several.status == 0, several.errors
     assert several.losses == pytest.approx(one.losses, rel=1e-5)
     assert several.errors.count("optimizer.learning_rate: 0.0004 -> 0.002 from step 6 on") == 1
     assert [line["learning_rate"] for line in several.of_kind("train")] == [4e-4] * 5 + [2e-3] * 5

@@ -80,7 +80,7 @@ def test_commands_of_the_readme(tmp_path: Path, python_library: Path) -> None:
         if words[0] == "torchrun":
             words[:1] = [sys.executable, "-m", "torch.distributed.run"]
             # There is no such run here to go on with.
-            words = ["auto" if word == "latest" else word for word in words]
+            words = ["auto" if word == "latest" else re.sub(r"(--nproc_per_node)=\d+", r"\1=2", word) for word in words]
             words += ["--set", "data.train_tokens=8192"] if "tiny" in words else ["--dry-run"]
         elif words[0] == "python":
             words[0] = sys.executable

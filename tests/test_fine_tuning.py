@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Finished, Workplace
 
+from training.checkpoint_evaluation import evaluate_checkpoint
 from training.config_file import load_run_config
 from training.data import open_training_data
-from training.evaluation import evaluate_checkpoint
 from training.loss import SequenceLoss
 from training.restore import load_model
 from training.tokenizer import load_tokenizer, train_tokenizer
@@ -74,8 +74,8 @@ def losses(run: Finished) -> list[float]:
 @pytest.mark.slow
 def test_a_fine_tuning_is_the_same_on_any_layout_and_begins_with_the_given_weights(place: Workplace) -> None:
     config = write_config(place, "tuned")
-    one, three = (place.train(config, processes=processes, output=f"on{processes}") for processes in (1, 3))
-    assert (one.status, three.status) == (0, 0), one.errors + three.errors
+    one, three = place.train(config, output="on1"), place.train_on_ranks(config, 3, output="on3")
+    assert one.status == 0, one.errors
     data = open_training_data(load_run_config(str(config)), place.datasets / "instructions")
     per_epoch = data.rows.count // 8 + 1
     assert data.rows.count % 8, "the last step of an epoch is a short one"
@@ -100,7 +100,7 @@ def test_a_fine_tuning_is_the_same_on_any_layout_and_begins_with_the_given_weigh
     assert f"data: {data.rows.summary.sentence(32)}" in one.errors
     assert "validation: " in one.errors
     assert f"| Documents | {data.rows.count} |" in (one.folder / "report.md").read_text()
-    evaluated = evaluate_checkpoint(one.folder / "latest", load_run_config(str(config)), place.datasets)
+    evaluated = evaluate_checkpoint(one.folder / "latest", load_run_config(str(config)), place.datasets).evaluated
     assert evaluated.loss == pytest.approx(one.of_kind("validation")[-1]["loss"], abs=1e-6)
     [sample] = [event for event in one.of_kind("event") if event["event"] == "sample"]
     assert sample["prompt"].endswith(" times.")
@@ -110,9 +110,8 @@ def test_a_fine_tuning_is_the_same_on_any_layout_and_begins_with_the_given_weigh
 def test_a_fine_tuning_resumed_in_the_middle_of_an_epoch_on_another_layout(place: Workplace) -> None:
     config = write_config(place, "resumed")
     whole = place.train_here(config, output="whole")
-    place.train(config, "--stop-after", "3", processes=3, output="parts")
-    parts = place.train(config, "--resume", "latest", "--microbatch", "3", processes=1, output="parts")
-    assert parts.status == 0, parts.errors
+    place.train_on_ranks(config, 3, output="parts", stop_after=3)
+    parts = place.train_here(config, output="parts", resume="latest", microbatch=3)
     assert curve(parts) == curve(whole)
     assert losses(parts) == pytest.approx(losses(whole), rel=1e-6)
 

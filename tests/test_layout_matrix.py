@@ -21,15 +21,11 @@ def test_every_combination_is_the_same_on_another_layout() -> None:
     assert not [difference for difference in found if not difference.is_rounding]
 
 
-def train(workplace: Workplace, combination: Combination, processes: int, microbatch: int) -> Finished:
-    """The first 20 steps of a combination through the command."""
+def write_config(workplace: Workplace, combination: Combination) -> Path:
     config = {key: value for key, value in combination.config().items() if key != "name"}
     path = workplace.folder / f"{combination.data}.yaml"
     path.write_text(json.dumps(config))
-    options = ["--stop-after", str(STEPS), "--microbatch", str(microbatch)]
-    run = workplace.train(path, *options, processes=processes, output=f"on{processes}")
-    assert run.status == 0, run.errors
-    return run
+    return path
 
 
 def final_weights(run: Finished) -> Path:
@@ -39,13 +35,14 @@ def final_weights(run: Finished) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("data", ["packed", "documents"])
 @pytest.mark.parametrize(("dropout", "clip_norm"), [(0.1, 0.3), (0.0, None)])
-def test_the_command_trains_the_same_run_on_other_layouts(
+def test_whole_runs_are_the_same_on_other_layouts(
     workplace: Workplace, data: str, dropout: float, clip_norm: float | None
 ) -> None:
     """One process with the whole batch at once, and three with 2 of its 14 sequences at a time, so unevenly."""
     write_datasets(workplace.datasets)
-    combination = Combination(data, dropout, clip_norm, "float32")
-    one, three = (train(workplace, combination, *layout) for layout in ((1, 14), (3, 2)))
+    config = write_config(workplace, Combination(data, dropout, clip_norm, "float32"))
+    one = workplace.train_here(config, output="on1", stop_after=STEPS, microbatch=14)
+    three = workplace.train_on_ranks(config, 3, output="on3", stop_after=STEPS, microbatch=2)
     assert len(one.losses) == STEPS
     assert three.losses == pytest.approx(one.losses, rel=1e-6)
     clipped = [line["clipped"] for line in one.of_kind("train")]

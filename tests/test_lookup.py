@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from small_checkpoints import save
 
+from training import lock
 from training.checkpoint import point
 from training.errors import UserError
-from training.lookup import find_model, find_run
+from training.lookup import find_model, find_run, find_run_or_beginning
 
 
 @pytest.fixture
@@ -39,6 +40,18 @@ def test_a_checkpoint_by_name_and_by_path(
     monkeypatch.chdir(checkpoints)
     assert find_model(name, nowhere).path.resolve() == folder
     assert find_model(f"./{name}", nowhere).path.resolve() == folder
+
+
+def test_a_run_that_has_recorded_nothing_yet(checkpoints: Path) -> None:
+    """It is one while a process holds it."""
+    (checkpoints / "new").mkdir()
+    with lock.held(checkpoints / "new" / lock.RUN_LOCK):
+        assert find_run_or_beginning("new", checkpoints) == checkpoints / "new"
+        assert find_run_or_beginning("begun", checkpoints) == checkpoints / "begun"
+        with pytest.raises(UserError, match="there is no such run"):
+            find_run("new", checkpoints)
+    with pytest.raises(UserError, match="'new': there is no such run"):
+        find_run_or_beginning("new", checkpoints)
 
 
 def test_a_run_by_name_and_by_path(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,21 +76,26 @@ def files_of(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(
-    ("curve", "processes", "options"),
+    ("curve", "processes", "microbatch"),
     [
-        ("S1", 1, []),
-        pytest.param("S2", 1, [], marks=pytest.mark.slow),
-        pytest.param("S2", 2, [], marks=pytest.mark.slow),
-        pytest.param("S2", 4, [], marks=pytest.mark.slow),
-        pytest.param("S2", 3, ["--microbatch", "3"], marks=pytest.mark.slow),
+        ("S1", 1, None),
+        ("S2", 1, None),
+        pytest.param("S2", 2, None, marks=pytest.mark.slow),
+        pytest.param("S2", 4, None, marks=pytest.mark.slow),
+        pytest.param("S2", 3, 3, marks=pytest.mark.slow),
     ],
 )
-def test_golden_curve(workplace: Workplace, curve: str, processes: int, options: list[str]) -> None:
+def test_golden_curve(workplace: Workplace, curve: str, processes: int, microbatch: int | None) -> None:
     """The forerunner's own training code gave these losses and gradient norms; S2 on two processes."""
     golden = GOLDEN[curve]
     config = workplace.write_config(evaluation={"every": None}, checkpoint={"every": None}, **golden["sections"])
-    run = workplace.train(config, *options, processes=processes)
-    assert run.status == 0, run.errors
+    if processes == 1:
+        run = workplace.train_here(config)
+    elif processes == 2:
+        run = workplace.train(config, processes=2)
+        assert run.status == 0, run.errors
+    else:
+        run = workplace.train_on_ranks(config, processes, microbatch=microbatch)
     steps = {line["step"]: line for line in run.of_kind("train")}
     assert len(steps) == 40
     for step, (loss, norm) in golden["curve"].items():
@@ -113,12 +118,10 @@ def assert_alike(expected: Finished, found: Finished, relative: float) -> None:
 def test_same_run_on_any_number_of_processes(workplace: Workplace) -> None:
     """1, 2 and 4 processes: training losses to 1e-5 at each step, validation losses, extremes and counts."""
     config = workplace.write_config()
-    one, two, four = (
-        workplace.train(config, "--set", "data.train_tokens=4096", processes=processes, output=f"on{processes}")
-        for processes in (1, 2, 4)
-    )
-    for run in (two, four):
-        assert run.status == 0, run.errors
+    fewer = ["data.train_tokens=4096"]
+    one = workplace.train_here(config, output="on1", overrides=fewer)
+    for processes in (2, 4):
+        run = workplace.train_on_ranks(config, processes, output=f"on{processes}", overrides=fewer)
         assert_alike(one, run, 1e-5)
 
 
@@ -128,12 +131,10 @@ def test_dropout_is_the_same_on_any_number_of_processes(workplace: Workplace) ->
     config = workplace.write_config(model={"dropout": 0.1})
     one = workplace.train_here(config, output="on1")
     assert len(one.losses) == 10
-    four = workplace.train(config, processes=4, output="on4")
-    assert four.status == 0, four.errors
+    four = workplace.train_on_ranks(config, 4, output="on4")
     assert four.losses == pytest.approx(one.losses, rel=1e-6)
-    workplace.train(config, "--stop-after", "4", processes=2, output="parts")
-    parts = workplace.train(config, "--resume", "latest", processes=3, output="parts")
-    assert parts.status == 0, parts.errors
+    workplace.train_on_ranks(config, 2, output="parts", stop_after=4)
+    parts = workplace.train_on_ranks(config, 3, output="parts", resume="latest")
     assert parts.losses == pytest.approx(one.losses, rel=1e-6)
     without = workplace.train_here(config, output="without", overrides=["model.dropout=0"])
     assert without.losses != pytest.approx(one.losses, rel=1e-3), "there is dropout"
@@ -176,8 +177,8 @@ def test_resume_several_times_over_epochs(workplace: Workplace) -> None:
 def test_resume_on_another_number_of_processes(workplace: Workplace, first: int, then: int) -> None:
     """R38, R29: the same layout continues bit for bit, another one to rounding; no token is lost or repeated."""
     config = workplace.write_config()
-    whole = workplace.train(config, processes=first, output="whole")
-    workplace.train(config, "--stop-after", "4", processes=first, output="parts")
+    whole = workplace.train_on_ranks(config, first, output="whole")
+    workplace.train_on_ranks(config, first, output="parts", stop_after=4)
     parts = workplace.train(config, "--resume", "latest", processes=then, output="parts")
     assert parts.status == 0, parts.errors
     if first == then:
@@ -363,6 +364,9 @@ def test_initial_weights_and_init_from(workplace: Workplace) -> None:
     copied = workplace.train_here(tuned, stop_after=0)
     weights = [(run.folder / "latest" / "model.safetensors").read_bytes() for run in (trained, copied)]
     assert weights[0] == weights[1]
+    whole = workplace.write_config("whole", init_from=str(trained.folder))
+    with pytest.raises(UserError, match=r"/run: is a run; give one of its checkpoints, such as .*/run/latest$"):
+        workplace.train_here(whole)
     broken = workplace.write_config("broken", init_from=str(workplace.folder / "nowhere"))
     with pytest.raises(UserError, match=r"^init_from: .*nowhere: there is no such folder; give that of a checkpoint"):
         workplace.train_here(broken)
@@ -449,7 +453,7 @@ def test_fp16_on_a_cpu_is_refused(workplace: Workplace) -> None:
 @pytest.mark.slow
 def test_mistakes_are_told_once(workplace: Workplace) -> None:
     """One sentence from one process under torchrun; 2 is the process's own status; nothing is written."""
-    for options in (["--set", "optimizer.learning_rat=1"], ["--set", "data.dataset=nowhere"], ["--bogus"]):
+    for options in (["--set", "data.dataset=nowhere"], ["--bogus"]):
         alone = workplace.train(workplace.write_config(), *options)
         assert alone.status == 2, alone.errors
         together = workplace.train(workplace.write_config(), *options, processes=2)

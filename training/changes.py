@@ -22,6 +22,7 @@ TAKEN = (
     "loss",
     "evaluation",
     "checkpoint",
+    "tracking",
     "hub",
     "reproducibility",
 )

@@ -127,6 +127,30 @@ class Checkpoint(Section):
     keep: Count = 3
 
 
+class Tracking(Section):
+    """Who else is shown a run's curves while it trains, under which project; `space`: a Space on the Hub for trackio's.
+
+    Nothing is sent anywhere without `wandb` or a `space`.
+    """
+
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    project: Annotated[str, Field(pattern=rf"^{NAME_PATTERN}$")] = "isobatch"
+    space: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Tracking":
+        problems = []
+        if len(set(self.trackers)) < len(self.trackers):
+            problems.append(f"trackers: must name each once, got {', '.join(self.trackers)}")
+        if self.space is not None and (problem := repository_problem(self.space)):
+            problems.append(f"space: {problem}")
+        elif self.space is not None and "trackio" not in self.trackers:
+            problems.append("space: must be null without trackio among the trackers")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+
 class Hub(Section):
     """Where the result is uploaded at the end, and every so many steps (0 or null: never) the state to go on from."""
 
@@ -176,6 +200,7 @@ class RunConfig(Section):
     seeds: Seeds = Seeds()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    tracking: Tracking = Tracking()
     hub: Hub = Hub()
     init_from: Text | None = None
     reproducibility: Literal["rounding", "bitwise"] = "rounding"

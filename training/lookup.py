@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from training import lock
 from training.checkpoint import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
@@ -47,6 +48,12 @@ def find_runs(names: Iterable[str], checkpoints: Path) -> list[Path]:
         for folder in folders:
             found.setdefault(folder.resolve(), folder)
     return list(found.values())
+
+
+def find_run_or_beginning(name: str, checkpoints: Path) -> Path:
+    """The same, and the folder of a run that has recorded nothing yet, if a process holds it."""
+    beginning = [folder for folder in _places(name, checkpoints) if lock.is_held(folder / lock.RUN_LOCK)]
+    return beginning[0] if beginning else find_run(name, checkpoints)
 
 
 def find_model(name: str, checkpoints: Path) -> Found:

@@ -18,6 +18,10 @@ from training.charts import draw_charts
 from training.metrics_file import Metrics, read_metrics, require_file
 from training.yaml_reader import read_yaml
 
+DIGESTS = {"Initial weights": "weights_sha256", "Data order": "data_order_sha256"}
+DIGESTS |= {"Validation data": "validation_sha256", "Tokenizer": "tokenizer_sha256"}
+"""What two runs share if they have the same digest of it; docs/layouts.md says what each covers."""
+
 
 def summary_lines(metrics: Metrics) -> list[str]:
     """The lines that training prints at its end; the first four are worded as the forerunner's were.
@@ -179,6 +183,9 @@ def _run_section(metrics: Metrics, config: dict[str, Any]) -> list[str]:
     dataset = str((config.get("data") or {}).get("dataset", "not known"))
     revision = begin.get("dataset_revision")
     rows.append(("Dataset", f"{dataset}, revision {revision}" if revision else dataset))
+    for title, key in DIGESTS.items():
+        if begin.get(key):
+            rows.append((f"{title}, sha256", f"`{begin[key]}`"))
     rows.append(("Steps", _progress(metrics).removeprefix("step ")))
     if len(metrics.train):
         last = metrics.train[-1]

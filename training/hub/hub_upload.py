@@ -7,6 +7,7 @@ import contextlib
 import json
 import logging
 import re
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def upload_files(
     tell(f"uploading {len(files)} files ({size / 1e6:,.1f} MB) to {to.page}")
     for wait in (*WAITS, None):
         try:
-            with _progress_bars(shown=say is not None):
+            with _progress_bars(shown=say is not None and sys.stderr.isatty()):
                 return _upload(files, to, title, tell, stale)
         except client_errors() as error:
             problem = f"{to.repository}: {problem_of(error)}"
@@ -93,7 +94,7 @@ def upload_files(
 
 @contextlib.contextmanager
 def _progress_bars(shown: bool) -> Iterator[None]:
-    """Lets the client show its bars, which it does on a terminal, or not."""
+    """Lets the client show its bars, or not: in a log they would be lines upon lines."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if shown or are_progress_bars_disabled():

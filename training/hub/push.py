@@ -28,6 +28,7 @@ from training.metrics import RunLog
 from training.metrics_file import Metrics, read_metrics
 from training.restore import read_state
 from training.run_folder import CONFIG, METRICS
+from training.tokenizer import TOKENIZER
 from training.yaml_reader import read_yaml, yaml_text
 
 HUB = "hub"
@@ -193,7 +194,7 @@ def _build(push: Push, say: Say) -> None:
     exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, description)
     say(exported.check)
     if push.tokenizer is None:
-        say("without a tokenizer: the run has none")
+        say(f"without a tokenizer: there is no {push.description.with_name(TOKENIZER)}; --tokenizer gives one")
     for name, content in _more_files(push, exported.check).items():
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         (partial / name).write_bytes(content)

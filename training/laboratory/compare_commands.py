@@ -30,8 +30,15 @@ def compare(
         Path | None,
         typer.Option(help="Folder of the datasets: first measures the runs that have no validation loss, for good."),
     ] = None,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Instead: are the weights of two checkpoints the same bytes, or how far apart?"),
+    ] = False,
 ) -> None:
     """Compare runs: what each changes in the loss, and whether that is more than the noise of the seeds."""
+    if weights:
+        print_weights_difference(runs, form)
+        return
     if form not in PRINTED:
         raise UserError(f"--format: must be one of {', '.join(PRINTED)}, got {form!r}")
     from training.config import REPOSITORY
@@ -56,3 +63,20 @@ def compare(
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
     print(f"{folder}: {', '.join(path.name for path in written)}", file=sys.stderr)
+
+
+def print_weights_difference(checkpoints: list[str], form: str) -> None:
+    """Says whether two checkpoints, or .safetensors files, have the same weights and, if not, how far they are apart.
+
+    Either way the command has done what was asked: its status is 0, and --format json is for scripts.
+    """
+    if len(checkpoints) != 2:
+        raise UserError(f"--weights: compares two checkpoints or .safetensors files, got {len(checkpoints)}; give two")
+    if form not in ("terminal", "json"):
+        raise UserError(f"--format: must be one of terminal, json with --weights, got {form!r}")
+    from training.cli import to_json
+    from training.config import REPOSITORY
+    from training.laboratory.weights_difference import as_mapping, compare_weights, describe
+
+    difference = compare_weights(*checkpoints, REPOSITORY / "checkpoints")
+    print(to_json(as_mapping(difference)) if form == "json" else "\n".join(describe(difference)))

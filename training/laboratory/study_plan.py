@@ -19,7 +19,7 @@ from training.run_folder import CONFIG, METRICS
 from training.yaml_reader import read_yaml
 
 LAUNCHES = "launches.jsonl"
-WITHOUT_EFFECT = ("batch", "checkpoint", "evaluation", "hub")
+WITHOUT_EFFECT = ("batch", "checkpoint", "evaluation", "hub", "tracking")
 """Sections whose changes, where a resumed run may take them, leave its result as it is: the last validation is over
 the whole range in any case, and of `batch` only the split can be another. Any other change would mix two configs."""
 SHARE_OF_PRODUCTS = 1 / 3
