@@ -149,5 +149,3 @@ def test_a_killed_study_goes_on_to_the_same_table(workplace: Workplace, capsys: 
     assert "1 done, 0 begun, 1 to start" in said
     assert "no-dropout" not in said.split("time: ")[1]
     assert comparable(other / "mine") == comparable(output / "mine")
-    study_command(path, workplace.datasets, output=other, nproc=2)
-    assert "nothing left to train" in capsys.readouterr().err
