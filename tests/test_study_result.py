@@ -44,7 +44,7 @@ def test_batch_sizes_get_their_curve(tmp_path: Path) -> None:
     for number, run in enumerate(study.runs):
         record_run(tmp_path, run, losses[run.group] + 0.01 * (number % 3))
         if number < 2:
-            assert best_batch_size([read_result(tmp_path / run.name)]) is None
+            assert best_batch_size(study.name, [read_result(tmp_path / run.name)]) is None
     text = write_result(study, tmp_path, states_of(study, tmp_path))
     assert "Fitted through 8 runs: loss = " in text
     assert f"- {SAME_RATE}" in text

@@ -22,7 +22,7 @@ def write_result(study: Study, folder: Path, states: Mapping[str, RunState]) -> 
     if not any(result.group == study.baseline for result in results):
         return f"{folder}: no run of {study.baseline} is finished, so there is nothing to compare with yet"
     comparison = compare_results(results, study.baseline)
-    best = best_batch_size(results) if study.batch_sizes else None
+    best = best_batch_size(study.name, results) if study.batch_sizes else None
     written = write_comparison(folder, comparison, results, best)
     text = [write_tables(comparison)["terminal"].rstrip(), ""]
     if best is not None:
@@ -30,11 +30,11 @@ def write_result(study: Study, folder: Path, states: Mapping[str, RunState]) -> 
     return "\n".join([*text, f"Result: {written[-1]}, with {', '.join(path.name for path in written[:-1])}"])
 
 
-def best_batch_size(results: Sequence[RunResult]) -> Appendix | None:
-    """The curve through a study's batch sizes; None where too few are finished."""
+def best_batch_size(name: str, results: Sequence[RunResult]) -> Appendix | None:
+    """The curve through the batch sizes of a study of that name; None where too few are finished."""
     points = [(result.config.global_batch, result.loss) for result in results if result.loss is not None]
     fit = fit_batch_sizes(points)
     if fit is None:
         return None
-    title = "The best batch size"
-    return Appendix(title, fit_sentences(fit), fit.remarks, "batch_size.png", draw_fit(fit, title))
+    picture = draw_fit(fit, f"{name}: validation loss over batch size")
+    return Appendix("The best batch size", fit_sentences(fit), fit.remarks, "batch_size.png", picture)
