@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from training.laboratory.batch_size import SAME_RATE, draw_fit, fieller_interval, fit_batch_sizes, fit_lines
+from training.laboratory.batch_size import SAME_RATE, draw_fit, fieller_interval, fit_batch_sizes, fit_sentences
 
 PUBLISHED = [(104, 3.674), (216, 3.725), (224, 3.730), (512, 3.771), (6, 3.944)]
 SIZES = [4, 8, 16, 32, 64, 128]
@@ -92,9 +92,8 @@ def test_where_there_is_no_honest_interval_there_is_none(
     assert fit.interval is None
     assert (fit.optimum is None) == (optimum is None)
     assert optimum is None or fit.optimum == pytest.approx(optimum, rel=0.5)
-    text = "\n".join(fit_lines(fit))
-    assert re.search(remark, text)
-    assert "95 % interval" not in text
+    assert re.search(remark, "\n".join(fit.remarks))
+    assert "95 % interval" not in "\n".join(fit_sentences(fit))
     assert draw_fit(fit, "a study")
 
 
@@ -122,8 +121,8 @@ def test_fiellers_interval_without_curvature_is_none() -> None:
 def test_the_fit_in_words_and_as_a_picture() -> None:
     fit = fit_batch_sizes(PUBLISHED)
     assert fit is not None
-    lines = fit_lines(fit)
+    lines = fit_sentences(fit)
     assert lines[0].startswith("Fitted through 5 runs: loss = 0.0323126 (ln b)² - 0.2957154 ln b + 4.3687459, with b")
-    assert lines[1].startswith("Lowest at **97.1** sequences per step (95 % interval 62.4 to 595), where")
-    assert lines[-1] == f"- {SAME_RATE}"
+    assert lines[1].startswith("Lowest at 97.1 sequences per step (95 % interval 62.4 to 595), where")
+    assert len(lines) == 2
     assert draw_fit(fit, "forerunner-batch-size").startswith(b"\x89PNG")

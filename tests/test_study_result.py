@@ -5,9 +5,11 @@ from pathlib import Path
 
 from small_study import SIZES, record_run, write_study
 
+from training.laboratory.batch_size import SAME_RATE
+from training.laboratory.results import read_result
 from training.laboratory.study_file import Study
 from training.laboratory.study_plan import RunState, read_run_state
-from training.laboratory.study_result import write_result
+from training.laboratory.study_result import best_batch_size, write_result
 
 
 def states_of(study: Study, folder: Path) -> dict[str, RunState]:
@@ -31,8 +33,8 @@ def test_what_is_finished_is_compared_by_group(tmp_path: Path) -> None:
     rows = json.loads((tmp_path / "comparison.json").read_text())["rows"]
     assert [(row["group"], row["runs"]) for row in rows] == [("no-dropout", 2), ("baseline", 2), ("weight-tying", 1)]
     assert "no-dropout" in text
-    assert str(tmp_path / "comparison.md") in text
-    assert not (tmp_path / "batch_size.md").exists()
+    assert f"Result: {tmp_path / 'comparison.html'}, with comparison.md" in text
+    assert not (tmp_path / "batch_size.png").exists()
 
 
 def test_batch_sizes_get_their_curve(tmp_path: Path) -> None:
@@ -41,13 +43,13 @@ def test_batch_sizes_get_their_curve(tmp_path: Path) -> None:
     losses = {"batch-4": 5.2, "batch-8": 5.05, "batch-16": 5.0, "batch-32": 5.1}
     for number, run in enumerate(study.runs):
         record_run(tmp_path, run, losses[run.group] + 0.01 * (number % 3))
-        if number == 1:
-            assert "Fewer than three sizes" in write_result(study, tmp_path, states_of(study, tmp_path))
-            assert not (tmp_path / "batch_size.png").exists()
+        if number < 2:
+            assert best_batch_size(study.name, [read_result(tmp_path / run.name)]) is None
     text = write_result(study, tmp_path, states_of(study, tmp_path))
     assert "Fitted through 8 runs: loss = " in text
-    page = (tmp_path / "batch_size.md").read_text()
-    assert page.startswith("# mine: the best batch size\n\nFitted through 8 runs")
+    assert f"- {SAME_RATE}" in text
+    page = (tmp_path / "comparison.md").read_text()
+    assert "\n## The best batch size\n\nFitted through 8 runs: loss = " in page
     assert "](batch_size.png)" in page
     assert (tmp_path / "batch_size.png").read_bytes().startswith(b"\x89PNG")
-    assert not list(tmp_path.glob(".*.partial"))
+    assert '<img alt="The best batch size" src="data:image/png;base64,' in (tmp_path / "comparison.html").read_text()

@@ -1,22 +1,15 @@
-"""Training a study's runs: what is refused first, how far a run is, and a study in real processes, killed and not."""
+"""Training a study's runs: what is refused first, and how far a run is. test_study_commands.py trains some."""
 
 import io
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import REPOSITORY, Workplace
 from small_study import record_run, write_study
 
-from training.errors import RunError, UserError
-from training.laboratory.study_commands import study as study_command
+from training.errors import UserError
 from training.laboratory.study_plan import read_run_state
 from training.laboratory.study_runner import Progress, check_machine, held, last_step, open_data, refuse_changed
 
@@ -95,59 +88,3 @@ def test_progress_in_a_file_and_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
         progress.show(f"step {number}")
     progress.say("done")
     assert sys.stderr.getvalue().splitlines() == ["step 2", "done"]  # type: ignore[attr-defined]
-
-
-STUDY = """
-base: base
-interventions: [no-dropout]
-seeds: [{weights: 1, training: 1}]
-"""
-
-
-def comparable(folder: Path) -> list[dict[str, Any]]:
-    """The rows of a study's table, without how long they took."""
-    rows: list[dict[str, Any]] = json.loads((folder / "comparison.json").read_text())["rows"]
-    return [{key: value for key, value in row.items() if "second" not in key} for row in rows]
-
-
-@pytest.mark.slow
-def test_a_killed_study_goes_on_to_the_same_table(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    """Killed alone in the middle of its first run: its processes end too, and the same command goes on from that run's
-    last checkpoint. A run that fails is told, the others are trained, and only it is tried again."""
-    write_study(workplace.folder, STUDY)
-    path, output = str(workplace.folder / "mine.yaml"), workplace.folder / "checkpoints"
-    command = [sys.executable, "-m", "training.cli", "study", path, str(workplace.datasets), "--output", str(output)]
-    metrics = output / "mine" / "baseline-w1-t1" / "metrics.jsonl"
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    ) as process:
-        assert process.stderr is not None
-        while last_step(metrics) < 6:
-            assert process.poll() is None, process.stderr.read()
-            time.sleep(0.02)
-        process.kill()
-        process.stderr.read()  # ends when the last process that holds it is gone: the run's too
-    assert process.returncode == -signal.SIGKILL
-
-    study_command(path, workplace.datasets, output=output)
-    said = capsys.readouterr().err
-    assert "0 done, 1 begun, 1 to start" in said
-    assert "baseline-w1-t1    at step " in said
-    events = [line for line in map(json.loads, metrics.read_text().splitlines()) if line["kind"] == "event"]
-    assert [event["event"] for event in events if event["event"] in ("start", "resume")] == ["start", "resume"]
-
-    other = workplace.folder / "other"
-    blocked = other / "mine" / "baseline-w1-t1"
-    blocked.parent.mkdir(parents=True)
-    blocked.write_text("a file where the run's folder should be")
-    with pytest.raises(RunError, match=r"1 of 2 runs failed: baseline-w1-t1; what they said is in .*logs"):
-        study_command(path, workplace.datasets, output=other)
-    assert "baseline-w1-t1: failed after" in capsys.readouterr().err
-    blocked.unlink()
-    study_command(path, workplace.datasets, output=other)
-    said = capsys.readouterr().err
-    assert "1 done, 0 begun, 1 to start" in said
-    assert "no-dropout" not in said.split("time: ")[1]
-    assert comparable(other / "mine") == comparable(output / "mine")
-    study_command(path, workplace.datasets, output=other, nproc=2)
-    assert "nothing left to train" in capsys.readouterr().err

@@ -160,8 +160,8 @@ def _shape_remarks(sizes: Column, losses: Column, residuals: Column) -> list[str
     ]
 
 
-def fit_lines(fit: BatchSizeFit) -> list[str]:
-    """The fit in words, as lines of Markdown."""
+def fit_sentences(fit: BatchSizeFit) -> list[str]:
+    """The fit in words; its remarks come besides."""
     a, b, c = fit.coefficients
     lines = [
         f"Fitted through {len(fit.points)} runs: loss = {a:.7f} (ln b)² {_signed(b)} ln b {_signed(c)}, with b the "
@@ -170,10 +170,10 @@ def fit_lines(fit: BatchSizeFit) -> list[str]:
     if fit.optimum is not None and fit.smallest <= fit.optimum <= fit.largest:
         certain = "no interval" if fit.interval is None else "95 % interval {:,.3g} to {:,.3g}".format(*fit.interval)
         lines.append(
-            f"Lowest at **{fit.optimum:,.1f}** sequences per step ({certain}), where the curve's loss is "
+            f"Lowest at {fit.optimum:,.1f} sequences per step ({certain}), where the curve's loss is "
             f"{fit.lowest_loss:.4f} nats per token."
         )
-    return [*lines, "", *(f"- {remark}" for remark in fit.remarks)]
+    return lines
 
 
 def _signed(value: float) -> str:

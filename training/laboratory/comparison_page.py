@@ -3,7 +3,9 @@
 The charts of the page are plotly's own; plotly.js is part of the file, once.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -31,17 +33,47 @@ td.number, td.verdict, td:first-child { white-space: nowrap; }
 tr.baseline { background: #eee; }
 tr.better td.verdict { color: #0072B2; font-weight: 600; }
 tr.worse td.verdict { color: #B04A00; font-weight: 600; }
+img { max-width: 100%; }
 @media print { body { margin: 0; max-width: none; } .modebar { display: none; } }
 """
 
 
-def write_comparison(folder: Path, comparison: Comparison, results: Sequence[RunResult]) -> list[Path]:
+@dataclass(frozen=True)
+class Appendix:
+    """What a page ends with besides: text and a picture."""
+
+    title: str
+    paragraphs: Sequence[str]
+    notes: Sequence[str]
+    picture: str
+    """Its file name."""
+    content: bytes
+    """The picture, as PNG."""
+
+    def markdown(self) -> str:
+        """The section of comparison.md."""
+        notes = [f"- {note}" for note in self.notes]
+        picture = f"![{self.title}]({self.picture})"
+        return "\n".join([f"## {self.title}", "", *self.paragraphs, "", *notes, "", picture, ""])
+
+    def html(self) -> str:
+        """That of the page, with the picture in it."""
+        paragraphs = "".join(f"<p>{escape(text)}</p>" for text in self.paragraphs)
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
+        image = f'<img alt="{escape(self.title)}" src="data:image/png;base64,{b64encode(self.content).decode()}">'
+        return f"<h2>{escape(self.title)}</h2>\n{paragraphs}\n<ul>{notes}</ul>\n{image}\n"
+
+
+def write_comparison(
+    folder: Path, comparison: Comparison, results: Sequence[RunResult], appendix: Appendix | None = None
+) -> list[Path]:
     """Writes comparison.md, .csv and .json, the charts and comparison.html into a folder.
 
     Args:
         folder: is made if need be; files of these names in it are replaced.
         comparison: of the results.
         results: the runs.
+        appendix: for the end of comparison.md and of the page.
 
     Returns:
         The paths of the files, the page last.
@@ -53,13 +85,16 @@ def write_comparison(folder: Path, comparison: Comparison, results: Sequence[Run
     contents: dict[str, bytes] = {FILES[form]: tables[form].encode() for form in FILES}
     contents[FILES["markdown"]] = f"# Comparison\n\n{tables['markdown']}\n{links}".encode()
     contents |= pictures
-    contents[PAGE] = comparison_page(comparison, results).encode()
+    if appendix is not None:
+        contents[FILES["markdown"]] += f"\n{appendix.markdown()}".encode()
+        contents[appendix.picture] = appendix.content
+    contents[PAGE] = comparison_page(comparison, results, appendix).encode()
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     return [folder / name for name in contents]
 
 
-def comparison_page(comparison: Comparison, results: Sequence[RunResult]) -> str:
+def comparison_page(comparison: Comparison, results: Sequence[RunResult], appendix: Appendix | None = None) -> str:
     """The comparison as an HTML page."""
     from plotly.io import to_html
 
@@ -102,6 +137,7 @@ double-click on it to see everything. The axis is switched above the charts.</p>
 {curves}
 <h2>Runs</h2>
 <div class="wide">{_table(run_titles(), runs, "runs")}</div>
+{appendix.html() if appendix is not None else ""}
 </body>
 </html>
 """

@@ -54,7 +54,11 @@ def study(
             return
         study_runner.open_data(wanted, datasets)
         machine = study_runner.Machine(datasets, folder, processes, microbatch)
-        failed = study_runner.train_missing(wanted, states, estimate, machine)
+        try:
+            failed = study_runner.train_missing(wanted, states, estimate, machine)
+        except KeyboardInterrupt:
+            print(f"\n{folder}: the same command goes on from here", file=sys.stderr, flush=True)
+            raise
         print(write_result(wanted, folder, states))
         if failed:
             raise RunError(

@@ -19,7 +19,7 @@ from training.run_folder import CONFIG, METRICS
 from training.yaml_reader import read_yaml
 
 LAUNCHES = "launches.jsonl"
-WITHOUT_EFFECT = ("batch", "checkpoint", "evaluation", "hub")
+WITHOUT_EFFECT = ("batch", "checkpoint", "evaluation", "hub", "tracking")
 """Sections whose changes, where a resumed run may take them, leave its result as it is: the last validation is over
 the whole range in any case, and of `batch` only the split can be another. Any other change would mix two configs."""
 SHARE_OF_PRODUCTS = 1 / 3
@@ -187,12 +187,12 @@ def speed_of_products(device: str, dtype: str, size: int) -> float:
 def plan_lines(study: Study, states: Mapping[str, RunState], estimate: Estimate) -> list[str]:
     """The plan of a study: every run with its state and time, and what all of it takes in time and space."""
     width = max(len(run.name) for run in study.runs)
-    words = {name: state.words for name, state in states.items()}
+    about = "about" if estimate.launches else "perhaps"
     lines = [_headline(study, states)]
     for run in study.runs:
         left = states[run.name].share_left
-        time_left = f", about {in_words(estimate.seconds(run, left))}" if left else ""
-        lines.append(f"  {run.name:<{width}}  {words[run.name]}{time_left}")
+        time_left = f", {about} {in_words(estimate.seconds(run, left))}" if left else ""
+        lines.append(f"  {run.name:<{width}}  {states[run.name].words}{time_left}")
     return [*lines, f"time: {_time_line(states, estimate)}", f"disk: {_disk_line(study)}"]
 
 

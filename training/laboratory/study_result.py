@@ -1,12 +1,11 @@
 """The result of a study so far: the comparison of its finished runs, and for batch sizes the best one."""
 
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from training.laboratory.batch_size import draw_fit, fit_batch_sizes, fit_lines
+from training.laboratory.batch_size import draw_fit, fit_batch_sizes, fit_sentences
 from training.laboratory.comparison import compare_results
-from training.laboratory.comparison_page import write_comparison
+from training.laboratory.comparison_page import Appendix, write_comparison
 from training.laboratory.comparison_table import write_tables
 from training.laboratory.results import RunResult, read_result
 from training.laboratory.study_file import Study
@@ -23,24 +22,19 @@ def write_result(study: Study, folder: Path, states: Mapping[str, RunState]) -> 
     if not any(result.group == study.baseline for result in results):
         return f"{folder}: no run of {study.baseline} is finished, so there is nothing to compare with yet"
     comparison = compare_results(results, study.baseline)
-    written = write_comparison(folder, comparison, results)
+    best = best_batch_size(study.name, results) if study.batch_sizes else None
+    written = write_comparison(folder, comparison, results, best)
     text = [write_tables(comparison)["terminal"].rstrip(), ""]
-    if study.batch_sizes:
-        text += _write_batch_sizes(study, folder, results)
-    return "\n".join([*text, f"Result: {', '.join(str(path) for path in written)}"])
+    if best is not None:
+        text += [*best.paragraphs, *(f"- {note}" for note in best.notes), ""]
+    return "\n".join([*text, f"Result: {written[-1]}, with {', '.join(path.name for path in written[:-1])}"])
 
 
-def _write_batch_sizes(study: Study, folder: Path, results: list[RunResult]) -> list[str]:
-    """Writes batch_size.md and batch_size.png, where a curve can be fitted; returns what they say."""
+def best_batch_size(name: str, results: Sequence[RunResult]) -> Appendix | None:
+    """The curve through the batch sizes of a study of that name; None where too few are finished."""
     points = [(result.config.global_batch, result.loss) for result in results if result.loss is not None]
     fit = fit_batch_sizes(points)
     if fit is None:
-        return ["Fewer than three sizes are finished, through which no curve can be fitted.", ""]
-    lines = fit_lines(fit)
-    picture = "![Validation loss over batch size, with the fitted curve](batch_size.png)"
-    page = "\n".join([f"# {study.name}: the best batch size", "", *lines, "", picture, ""])
-    for name, content in (("batch_size.md", page.encode()), ("batch_size.png", draw_fit(fit, study.name))):
-        partial = folder / f".{name}.partial"
-        partial.write_bytes(content)
-        os.replace(partial, folder / name)
-    return [*lines, ""]
+        return None
+    picture = draw_fit(fit, f"{name}: validation loss over batch size")
+    return Appendix("The best batch size", fit_sentences(fit), fit.remarks, "batch_size.png", picture)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,14 +102,15 @@ def held(folder: Path) -> Iterator[None]:
         raise UserError(
             f"{folder}: is the folder of a run; give the study another name, or another folder with --output"
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock.held(folder / LOCK):
-            yield
-    except lock.BusyError:
-        raise UserError(f"{folder}: another process runs this study; wait for it, or stop it first") from None
-    except OSError as error:
-        raise UserError(f"{folder}: cannot be written ({error}); choose another folder with --output") from None
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock.held(folder / LOCK))
+        except lock.BusyError:
+            raise UserError(f"{folder}: another process runs this study; wait for it, or stop it first") from None
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written ({error}); choose another folder with --output") from None
+        yield
 
 
 def train_missing(study: Study, states: dict[str, RunState], estimate: Estimate, machine: Machine) -> list[str]:
@@ -136,15 +137,25 @@ def train_missing(study: Study, states: dict[str, RunState], estimate: Estimate,
             failed.append(run.name)
             progress.say(f"{place}: failed after {in_words(seconds)}: {problem}")
             continue
-        launch = Launch(run.name, state.share_left, seconds, machine.processes)
-        record_launch(machine.folder, launch)
-        states[run.name], estimate = replace(state, finished=True), estimate.with_launch(launch)
+        if state.share_left:
+            launch = Launch(run.name, state.share_left, seconds, machine.processes)
+            record_launch(machine.folder, launch)
+            estimate = estimate.with_launch(launch)
+        states[run.name] = replace(state, finished=True)
         progress.say(f"{place}: done in {in_words(seconds)}")
         if cost <= SHARE_FOR_RESULTS * (time.monotonic() - written):
             begun = time.monotonic()
-            write_result(study, machine.folder, states)
+            _refresh_result(study, machine.folder, states, progress)
             written, cost = time.monotonic(), time.monotonic() - begun
     return failed
+
+
+def _refresh_result(study: Study, folder: Path, states: Mapping[str, RunState], progress: "Progress") -> None:
+    """Writes the result on the way; what goes wrong with it is told, and is no reason to stop training."""
+    try:
+        write_result(study, folder, states)
+    except (UserError, OSError) as error:
+        progress.say(f"the result could not be written: {error}")
 
 
 def _time_left(run: StudyRun, states: Mapping[str, RunState], estimate: Estimate) -> str:
@@ -162,7 +173,9 @@ def _train(
 
     def show() -> None:
         step = last_step(metrics) if _changed_at(metrics) != before else 0
-        if step > state.step and state.total_steps is not None:
+        if step > state.step and state.total_steps is None:
+            progress.show(f"  step {step:,}")
+        elif step > state.step and state.total_steps is not None:
             share = (step - state.step) / state.total_steps
             launch = Launch(run.name, share, time.monotonic() - begun, machine.processes)
             left = _time_left(run, {**states, run.name: replace(state, step=step)}, estimate.with_launch(launch))
