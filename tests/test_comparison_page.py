@@ -24,15 +24,8 @@ from training.laboratory.results import read_results
 PICTURES = ("loss_steps", "loss_tokens", "loss_time", "gradient_norm", "learning_rate", "differences")
 HOSTILE = "<script>document.title='taken'<%script>"
 """Of a folder, and so without the slash."""
-FLAGS: tuple[str, ...] = (
-    "headless",
-    "no-sandbox",
-    "disable-gpu",
-    "disable-quic",
-    "no-first-run",
-    "disable-background-networking",
-)
-FLAGS += ("disable-component-update", "disable-sync", "window-size=1400,2000")
+FLAGS = "headless no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
+FLAGS += "disable-component-update disable-sync window-size=1400,2000"
 
 
 @pytest.fixture(scope="module")

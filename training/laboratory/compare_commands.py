@@ -98,5 +98,5 @@ def print_weights_difference(checkpoints: list[str], form: str) -> None:
     from training.config import REPOSITORY
     from training.laboratory.weights_difference import as_mapping, compare_weights, describe
 
-    difference = compare_weights(*checkpoints, REPOSITORY / "checkpoints")
+    difference = compare_weights(checkpoints[0], checkpoints[1], REPOSITORY / "checkpoints")
     print(to_json(as_mapping(difference)) if form == "json" else "\n".join(describe(difference)))
