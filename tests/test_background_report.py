@@ -1,6 +1,7 @@
 """The report that is written while a run trains: in a process of its own, not too often, and never in the way."""
 
 import signal
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def wait_for(report: BackgroundReport) -> None:
     """Until its process has ended, by itself."""
     assert report._process is not None
-    report._process.wait(60)
+    report._process.wait(300)
 
 
 @pytest.mark.usefixtures("at_once")
@@ -32,14 +33,13 @@ def test_it_is_written_beside_training_one_at_a_time(run: Path) -> None:
     with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write('{"kind": "train", "step": 3, "lo')
     said: list[str] = []
-    report = BackgroundReport(run, said.append)
-    report.refresh()
-    first = report._process
-    report.refresh()
-    assert first is not None
-    assert report._process is first
-    wait_for(report)
-    report.close()
+    with closing(BackgroundReport(run, said.append)) as report:
+        report.refresh()
+        first = report._process
+        report.refresh()
+        assert first is not None
+        assert report._process is first
+        wait_for(report)
     assert (first.returncode, said) == (0, [])
     assert "step 2 of 20" in (run / "report.md").read_text()
     assert {path.name for path in run.iterdir()} == {
@@ -64,10 +64,9 @@ def test_a_failure_is_said_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Whether the report cannot be written or the process cannot be started."""
     (run / "config.yaml").unlink()
     said: list[str] = []
-    report = BackgroundReport(run, said.append)
-    report.refresh()
-    wait_for(report)
-    report.close()
+    with closing(BackgroundReport(run, said.append)) as report:
+        report.refresh()
+        wait_for(report)
     (sentence,) = said
     assert sentence.startswith(f"{run}: report.md could not be written again, training goes on: ")
     assert sentence.endswith(

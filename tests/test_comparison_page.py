@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 from small_results import write_result
@@ -23,7 +24,14 @@ from training.laboratory.results import read_results
 PICTURES = ("loss_steps", "loss_tokens", "loss_time", "gradient_norm", "learning_rate", "differences")
 HOSTILE = "<script>document.title='taken'<%script>"
 """Of a folder, and so without the slash."""
-FLAGS = ("headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking")
+FLAGS: tuple[str, ...] = (
+    "headless",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+)
 FLAGS += ("disable-component-update", "disable-sync", "window-size=1400,2000")
 
 
@@ -35,7 +43,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (1, 2):
         folders.append(write_result(place / f"plain-{seed}", 4.0 + seed / 100, (seed, seed)))
         better = write_result(
-            place / f"clipped-{seed}", 3.5 + seed / 99, (seed, seed), speed=2.0, optimizer={"clip_norm": 1.0}
+            place / f"clipped-{seed}", 3.5 + seed / 10, (seed, seed), speed=2.0, optimizer={"clip_norm": 1.0}
         )
         hostile = write_result(place / f"h{seed}", 4.1 + seed / 98, (seed, seed), optimizer={"eps": 1e-7})
         folders += [better, hostile.rename(place / f"{HOSTILE}{seed}$x_1$")]
@@ -83,7 +91,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
         pytest.skip(missing)
     options = webdriver.ChromeOptions()
     options.binary_location = binary
-    for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
+    for flag in (*FLAGS.split(), f"user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     chrome = webdriver.Chrome(options=options, service=Service(driver))
@@ -102,7 +110,7 @@ def page(browser: webdriver.Chrome, written: Path) -> webdriver.Chrome:
 
 def curves(page: webdriver.Chrome, expression: str) -> Any:
     """A value of the chart of curves, `chart` in the expression."""
-    return page.execute_script(f"const chart = document.getElementById('curves'); return {expression}")  # type: ignore[no-untyped-call]
+    return page.execute_script(f"const chart = document.getElementById('curves'); return {expression}")
 
 
 @pytest.mark.slow
@@ -127,3 +135,66 @@ def test_table_and_names_are_shown_as_they_are(page: webdriver.Chrome) -> None:
     rows = page.find_elements(By.CSS_SELECTOR, "#comparison tbody tr")
     names = [row.find_elements(By.TAG_NAME, "td")[0].text for row in rows]
     assert names == ["clipped-1", "plain-1", f"{HOSTILE}1$x_1$"]
+    assert len(page.find_elements(By.CSS_SELECTOR, "#runs tbody tr")) == 6
+    legend = [text.text for text in page.find_elements(By.CSS_SELECTOR, "#curves .legendtext")]
+    assert legend == ["clipped-1", "clipped-2", "plain-1", "plain-2", f"{HOSTILE}1$x_1$", f"{HOSTILE}2$x_1$"]
+    assert page.title == "Comparison with plain-1"
+
+
+@pytest.mark.slow
+def test_click_in_the_legend_hides_a_run_in_every_chart(page: webdriver.Chrome) -> None:
+    toggles = page.find_elements(By.CSS_SELECTOR, "#curves .legendtoggle")
+    ActionChains(page).move_to_element(toggles[1]).click().perform()
+    hidden = "chart._fullData.filter(trace => trace.visible === 'legendonly').map(trace => trace.name)"
+    WebDriverWait(page, 20).until(lambda shown: curves(shown, hidden) == ["clipped-2"] * 4)
+
+
+# Where in its chart the last validation of clipped-1 is drawn, from the chart's middle.
+POINT = """(() => {
+    const trace = chart._fullData.find(trace => trace.name === 'clipped-1' && trace.yaxis === 'y2');
+    const x = chart._fullLayout.xaxis2, y = chart._fullLayout.yaxis2, last = trace.y.length - 1;
+    return [x.d2p(trace.x[last]) - x._length / 2, y.d2p(trace.y[last]) - y._length / 2].map(Math.round);
+})()"""
+
+
+@pytest.mark.slow
+def test_pointer_over_a_curve_reads_it_off(page: webdriver.Chrome) -> None:
+    chart = page.find_element(By.CSS_SELECTOR, "#curves .nsewdrag[data-subplot='x2y2']")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    ActionChains(page).move_to_element_with_offset(chart, *curves(page, POINT)).perform()
+    labels = WebDriverWait(page, 20).until(
+        lambda shown: shown.find_elements(By.CSS_SELECTOR, "#curves .hoverlayer .hovertext")
+    )
+    text = " ".join(label.text for label in labels).replace("\n", " ")
+    assert "clipped-1" in text
+    assert "validation loss 3.6" in text
+    assert "step 20, 20,480 tokens, 5 s" in text
+
+
+@pytest.mark.slow
+def test_dragging_zooms_all_charts_along(page: webdriver.Chrome) -> None:
+    first, last = curves(page, "chart._fullLayout.xaxis.range")
+    chart = page.find_element(By.CSS_SELECTOR, "#curves .nsewdrag[data-subplot='xy']")
+    page.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
+    chain = ActionChains(page).move_to_element_with_offset(chart, -150, 0).click_and_hold()
+    chain.move_by_offset(100, 3).move_by_offset(150, 0).release().perform()
+
+    def zoomed(shown: webdriver.Chrome) -> bool:
+        upper, lower = curves(shown, "[chart._fullLayout.xaxis.range, chart._fullLayout.xaxis4.range]")
+        return bool(upper == lower and upper[1] - upper[0] < 0.5 * (last - first))
+
+    WebDriverWait(page, 20).until(zoomed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("button", "title", "last"), [("tokens", "tokens", 20480), ("time", "training time (seconds)", 5)]
+)
+def test_buttons_switch_the_axis(page: webdriver.Chrome, button: str, title: str, last: float) -> None:
+    buttons = page.find_elements(By.CSS_SELECTOR, "#curves .updatemenu-button")
+    next(element for element in buttons if element.text == button).click()
+    WebDriverWait(page, 20).until(lambda shown: curves(shown, "chart.layout.xaxis4.title.text") == title)
+    assert curves(page, "chart.data[0].x.at(-1)") == last
+    low, high = curves(page, "chart._fullLayout.xaxis4.range")
+    assert low <= 0
+    assert last <= high <= 2.5 * last

@@ -108,7 +108,7 @@ def test_misspelt_and_misplaced_keys_are_told_all_at_once(configs: Configs) -> N
             "optimiser: unknown key; did you mean optimizer?",
             "micro_batch_size: unknown key; did you mean batch.microbatch?",
             "colour: unknown key; the keys here are base, batch, checkpoint, data, evaluation, hub, init_from, "
-            "interventions, loss, model, optimizer, precision, reproducibility, schedule, seeds",
+            "interventions, loss, model, optimizer, precision, reproducibility, schedule, seeds, tracking",
             "optimizer.learning-rate: unknown key; did you mean optimizer.learning_rate?",
             "optimizer.learning_rte: unknown key; did you mean optimizer.learning_rate?",
             "optimizer.dropout: unknown key; did you mean model.dropout?",

@@ -58,7 +58,7 @@ def test_what_is_trained_on_in_which_step_shows(tmp_path: Path) -> None:
     seen = {"as it is": order_of(tmp_path, tokens)}
     for place in (0, 77, 128):
         seen[f"token {place}"] = order_of(tmp_path, np.where(np.arange(129) == place, 7, tokens))
-    for name, sections in {
+    changes: dict[str, dict[str, Any]] = {
         "fewer steps": {"data": {"train_tokens": 112}},
         "another part": {"data": {"train_start": 1, "train_tokens": 112}},
         "two epochs": {"data": {"epochs": 2}},
@@ -67,7 +67,8 @@ def test_what_is_trained_on_in_which_step_shows(tmp_path: Path) -> None:
         "shuffled": {"data": {"shuffle": True}},
         "otherwise shuffled": {"data": {"shuffle": True}, "seeds": {"weights": 42, "training": 43}},
         "shuffled, two epochs": {"data": {"shuffle": True, "epochs": 2}},
-    }.items():
+    }
+    for name, sections in changes.items():
         seen[name] = order_of(tmp_path, tokens, **sections)
     assert len(set(seen.values())) == len(seen), seen
     other_weights = order_of(tmp_path, tokens, data={"shuffle": True}, seeds={"weights": 43, "training": 42})

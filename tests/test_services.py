@@ -16,7 +16,7 @@ from recorded_runs import event, train_row, validation_row, write_run
 from small_configs import small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_trackers import wait_for
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]
 
 from training.hub.tensorboard import FILE
 from training.metrics import RunLog
@@ -113,7 +113,7 @@ def shown_twice(folder: Path, tracker: str, said: list[str]) -> str:
     """A run of 3 steps in a tracker, then gone on with from step 2 to step 5; returns its id there."""
     run = write_run(folder / "tiny", [event(0, "start"), *(train_row(step) for step in (1, 2, 3))])
     log = RunLog(run / "metrics.jsonl", True, 5, None)
-    log.say = said.append  # type: ignore[method-assign]
+    log.say = said.append  # type: ignore[method-assign,assignment]
     config = small_config(name="tiny", tracking={"trackers": [tracker], "project": "ours"})
     first = Trackers(run, config, log)
     first.start(0)

@@ -197,7 +197,7 @@ def test_a_killed_training_leaves_no_tracker_behind(beside: Beside) -> None:
 
 def test_a_package_that_is_missing_is_told_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "PACKAGES", ("wandb-of-nobody",))
-    tracking = Tracking.model_construct(trackers=("tensorboard", "wandb-of-nobody"))  # type: ignore[arg-type]
+    tracking = Tracking.model_construct(trackers=("tensorboard", "wandb-of-nobody"))
     with pytest.raises(UserError, match=r"^tracking.trackers: the package wandb-of-nobody is not installed; "):
         check_installed(tracking)
     check_installed(Tracking(trackers=("tensorboard",)))

@@ -20,7 +20,7 @@ from training.yaml_reader import read_yaml
 
 DIGESTS = {"Initial weights": "weights_sha256", "Data order": "data_order_sha256"}
 DIGESTS |= {"Validation data": "validation_sha256", "Tokenizer": "tokenizer_sha256"}
-"""What two runs share if they have the same digest of it; docs/layouts.md says what each covers."""
+"""What two runs share if they have the same digest of it; docs/comparing.md says what each covers."""
 
 
 def summary_lines(metrics: Metrics) -> list[str]:

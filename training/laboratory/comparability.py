@@ -29,7 +29,12 @@ def value_of(result: RunResult, measure: Measure) -> float | None:
 
 
 def has_other_tokenizer(result: RunResult, reference: RunResult) -> bool:
-    """By their digests where both are recorded, else by the size of the vocabulary."""
+    """By their digests where both are recorded, else by the size of the vocabulary.
+
+    Runs that were validated on the same ids compare, whatever the files of their tokenizers are.
+    """
+    if result.digests.validation and result.digests.validation == reference.digests.validation:
+        return False
     own, other = result.digests.tokenizer, reference.digests.tokenizer
     if own is not None and other is not None:
         return own != other

@@ -9,7 +9,9 @@ import typer
 from training.errors import RunError, UserError
 
 if TYPE_CHECKING:
+    from training.laboratory.comparison import Comparison
     from training.laboratory.comparison_table import Form
+    from training.laboratory.results import RunResult
 
 PRINTED = ("terminal", "markdown", "csv", "json")
 
@@ -42,20 +44,11 @@ def compare(
     if form not in PRINTED:
         raise UserError(f"--format: must be one of {', '.join(PRINTED)}, got {form!r}")
     from training.config import REPOSITORY
-    from training.laboratory.comparison import compare_results
     from training.laboratory.comparison_page import write_comparison
     from training.laboratory.comparison_table import write_tables
-    from training.laboratory.measure import measure_missing
-    from training.laboratory.results import read_results
-    from training.lookup import find_runs
 
     checkpoints = REPOSITORY / "checkpoints"
-    # The baseline is the first of all runs; repetitions of it are found by their configs.
-    folders = find_runs([*([baseline] if baseline is not None else []), *runs], checkpoints)
-    results = read_results(folders)
-    if datasets is not None and measure_missing(results, datasets):
-        results = read_results(folders)
-    comparison = compare_results(results, results[0].name)
+    comparison, results = compare_runs(runs, baseline, datasets, checkpoints)
     print(write_tables(comparison)[cast("Form", form)], end="")
     folder = output or checkpoints / "comparison"
     try:
@@ -63,6 +56,33 @@ def compare(
     except OSError as error:
         raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
     print(f"{folder}: {', '.join(path.name for path in written)}", file=sys.stderr)
+
+
+def compare_runs(
+    runs: list[str], baseline: str | None, datasets: Path | None, checkpoints: Path
+) -> "tuple[Comparison, list[RunResult]]":
+    """Finds, reads and compares runs.
+
+    Args:
+        runs: names of runs in `checkpoints`, paths, or folders of runs.
+        baseline: what to compare with, named in the same way; None = the first of the runs.
+        datasets: measures first what has no validation loss; None = does not.
+        checkpoints: the folder of the runs.
+
+    Raises:
+        UserError: there is no such run, one cannot be read, or the baseline has no result.
+    """
+    from training.laboratory.comparison import compare_results
+    from training.laboratory.measure import measure_missing
+    from training.laboratory.results import read_results
+    from training.lookup import find_runs
+
+    # The baseline is the first of all runs; repetitions of it are found by their configs.
+    folders = find_runs([*([baseline] if baseline is not None else []), *runs], checkpoints)
+    results = read_results(folders)
+    if datasets is not None and measure_missing(results, datasets):
+        results = read_results(folders)
+    return compare_results(results, results[0].name), results
 
 
 def print_weights_difference(checkpoints: list[str], form: str) -> None:

@@ -173,7 +173,7 @@ def _row(
     tokens = [run.result.train_tokens for run in good if not run.result.imported]
     return Row(
         group=name,
-        changes=describe_changes(group[0].result.config, reference.config, interventions),
+        changes="" if imported else describe_changes(group[0].result.config, reference.config, interventions),
         runs=len(good),
         seeds=len(values),
         mean=mean_of(values) if values else None,

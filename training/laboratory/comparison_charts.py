@@ -71,7 +71,9 @@ def group_styles(comparison: Comparison, most_groups: int = MOST_GROUPS) -> dict
             styles[row.group] = Style(BLACK, "-", "o", 2.0)
         elif index < most_groups:
             line, marker = LINES[index % len(LINES)], MARKERS[index % len(MARKERS)]
-            styles[row.group] = Style(COLOURS[index % len(COLOURS)], line, marker, 1.4)
+            # Twelve pairs of colour and line style, then, a colour further, twelve more.
+            colour = COLOURS[(index + index // 12) % len(COLOURS)]
+            styles[row.group] = Style(colour, line, marker, 1.4)
             index += 1
         else:
             styles[row.group] = Style(OTHERS, "-", "", 0.8, named=False)

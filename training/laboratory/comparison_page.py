@@ -28,7 +28,8 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 90
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
 th, td { border-bottom: 1px solid #ccc; padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; }
-td.number { text-align: right; white-space: nowrap; }
+td.number { text-align: right; }
+td.number, td.verdict, td:first-child { white-space: nowrap; }
 tr.baseline { background: #eee; }
 tr.better td.verdict { color: #0072B2; font-weight: 600; }
 tr.worse td.verdict { color: #B04A00; font-weight: 600; }
@@ -77,6 +78,7 @@ def write_comparison(
     Returns:
         The paths of the files, the page last.
     """
+    folder.mkdir(parents=True, exist_ok=True)  # before the work: it may not be allowed
     tables = write_tables(comparison)
     pictures = draw_comparison(comparison, results)
     links = "\n".join(f"![{name.partition('.')[0].replace('_', ' ')}]({name})\n" for name in pictures)
@@ -87,7 +89,6 @@ def write_comparison(
         contents[FILES["markdown"]] += f"\n{appendix.markdown()}".encode()
         contents[appendix.picture] = appendix.content
     contents[PAGE] = comparison_page(comparison, results, appendix).encode()
-    folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         (folder / name).write_bytes(content)
     return [folder / name for name in contents]

@@ -60,23 +60,22 @@ def _curve(metrics: Metrics, steps: Column, values: Column, most_points: int) ->
 
 
 def mean_curve(curves: Sequence[Curve], axis: Along) -> tuple[Column, Column, Column, Column]:
-    """The mean of several curves with their lowest and highest value, over the stretch that all of them cover.
+    """The mean of several curves at the same steps, with their lowest and highest value, over what all of them cover.
 
     Returns:
-        x, mean, lowest and highest; empty where the curves share no stretch.
+        x (the mean too: runs reach a step at different times), mean, lowest and highest; empty without a common step.
     """
-    finite = [np.isfinite(curve.values) for curve in curves]
-    columns = [
-        (curve.along(axis)[good], curve.values[good]) for curve, good in zip(curves, finite, strict=True) if good.any()
-    ]
+    finite = [(curve, np.isfinite(curve.values)) for curve in curves]
+    columns = [(curve.steps[good], curve.along(axis)[good], curve.values[good]) for curve, good in finite if good.any()]
     nothing = np.zeros(0)
     if not columns:
         return nothing, nothing, nothing, nothing
-    first, last = max(x[0] for x, _ in columns), min(x[-1] for x, _ in columns)
-    x = columns[0][0]
-    x = x[(x >= first) & (x <= last)]
-    values = np.array([np.interp(x, where, value) for where, value in columns])
-    return x, values.mean(axis=0), values.min(axis=0), values.max(axis=0)
+    steps = columns[0][0]
+    first, last = max(column[0][0] for column in columns), min(column[0][-1] for column in columns)
+    steps = steps[(steps >= first) & (steps <= last)]
+    x = np.array([np.interp(steps, where, place) for where, place, _ in columns])
+    values = np.array([np.interp(steps, where, value) for where, _, value in columns])
+    return x.mean(axis=0), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
 def axis_unit(axis: Along, largest: float) -> tuple[float, str]:

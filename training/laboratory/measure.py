@@ -36,23 +36,35 @@ def measure_missing(results: Sequence[RunResult], datasets: Path) -> bool:
 
 
 def _measure(result: RunResult, datasets: Path) -> None:
-    from training.evaluation import evaluate_checkpoint
-    from training.lookup import find_checkpoint_and_config
+    from training.checkpoint_evaluation import evaluate_checkpoint
+    from training.data import open_validation
+    from training.digests import file_digest, validation_digest
+    from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
 
     checkpoint, config = find_checkpoint_and_config(str(result.folder.resolve()))
     print(f"{result.name}: has no validation loss yet, measuring it", file=sys.stderr, flush=True)
-    evaluated = evaluate_checkpoint(checkpoint, config, datasets)
-    row = {
+    evaluated = evaluate_checkpoint(checkpoint, config, datasets).evaluated
+    tokenizer = find_tokenizer_if_any(config, datasets)
+    measured = {
+        "kind": "event",
+        "step": result.step,
+        "event": "measured",
+        "checkpoint": checkpoint.name,
+        "validation_sha256": validation_digest(open_validation(config, datasets / config.data.dataset)),
+        "tokenizer_sha256": None if tokenizer is None else file_digest(tokenizer),
+    }
+    finite = math.isfinite(evaluated.loss)
+    validation = {
         "kind": "validation",
         "step": result.step,
-        "loss": evaluated.loss if math.isfinite(evaluated.loss) else None,
+        "loss": evaluated.loss if finite else None,
         "target_tokens": evaluated.target_tokens,
-        "bits_per_byte": evaluated.bits_per_byte if math.isfinite(evaluated.loss) else None,
+        "bits_per_byte": evaluated.bits_per_byte if finite else None,
     }
     path = result.folder / METRICS
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in (measured, validation)))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

@@ -123,6 +123,9 @@ def read_results(run_folders: Sequence[Path]) -> list[RunResult]:
     names: list[tuple[dict[str, Any], str]] = []
     grouped = []
     for result in results:
+        if result.imported:  # its config is that of its evaluation
+            grouped.append(result)
+            continue
         what = identity(result.config)
         known = next((name for config, name in names if config == what), None)
         if known is None:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,12 +68,10 @@ def compare_weights(first: str, second: str, checkpoints: Path) -> WeightsDiffer
     files = (weights_file(first, checkpoints), weights_file(second, checkpoints))
     digests = (file_digest(files[0]), file_digest(files[1]))
     starts = [initial_weights(file) for file in files]
-    with ExitStack() as stack:
-        a, b = (stack.enter_context(_opened(file)) for file in files)
-        names = (set(a.keys()), set(b.keys()))
-        shapes = {name: (_shape(a, name), _shape(b, name)) for name in names[0] & names[1]}
-        other_shapes = {name: pair for name, pair in sorted(shapes.items()) if pair[0] != pair[1]}
-        sums = [_sums(name, a.get_tensor(name), b.get_tensor(name)) for name in sorted(shapes.keys() - other_shapes)]
+    shapes_a, shapes_b = (_shapes(file) for file in files)
+    both = sorted(shapes_a.keys() & shapes_b.keys())
+    other_shapes = {name: (shapes_a[name], shapes_b[name]) for name in both if shapes_a[name] != shapes_b[name]}
+    sums = [_sums(name, *(_tensor(file, name) for file in files)) for name in both if name not in other_shapes]
     differing = [_difference(item) for item in sums if item.differing]
     return WeightsDifference(
         files=files,
@@ -84,7 +81,7 @@ def compare_weights(first: str, second: str, checkpoints: Path) -> WeightsDiffer
         total=_difference(_total(sums)),
         tensors=sorted(differing, key=lambda tensor: (-tensor.relative, tensor.name)),
         compared=len(sums),
-        only=(sorted(names[0] - names[1]), sorted(names[1] - names[0])),
+        only=(sorted(shapes_a.keys() - shapes_b.keys()), sorted(shapes_b.keys() - shapes_a.keys())),
         other_shapes=other_shapes,
     )
 
@@ -129,17 +126,23 @@ class _Sums:
     """Of A's values."""
 
 
-def _opened(file: Path) -> Any:
+def _shapes(path: Path) -> dict[str, list[int]]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        return safe_open(file, framework="pt")
+        with safe_open(path, framework="pt") as file:
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{file}: is not a whole safetensors file ({error}); give another") from None
+        raise UserError(f"{path}: is not a whole safetensors file ({error}); give another") from None
 
 
-def _shape(file: Any, name: str) -> list[int]:
-    return list(file.get_slice(name).get_shape())
+def _tensor(path: Path, name: str) -> "Tensor":
+    """One tensor, mapped; opened for it alone, so that what has been read of the others does not stay in memory."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(name)
+    return tensor
 
 
 def _sums(name: str, a: "Tensor", b: "Tensor") -> _Sums:
@@ -154,16 +157,15 @@ def _parts(a: "Tensor", b: "Tensor") -> Iterator[tuple["Tensor", "Tensor"]]:
 
 
 def _part_sums(name: str, a: "Tensor", b: "Tensor") -> _Sums:
-    same = (a == b) | (a.isnan() & b.isnan())
-    difference = (a - b).abs().masked_fill(same, 0.0).nan_to_num(math.inf, math.inf)
-    return _Sums(
-        name,
-        a.numel(),
-        int((~same).sum()),
-        float(difference.max()),
-        float(difference.square().sum()),
-        float(a.nan_to_num(0.0, 0.0, 0.0).square().sum()),
-    )
+    difference = a - b
+    squared_difference, squared = float(difference.dot(difference)), float(a.dot(a))
+    if not math.isfinite(squared_difference + squared):
+        same = (a == b) | (a.isnan() & b.isnan())
+        difference = difference.masked_fill(same, 0.0).nan_to_num(math.inf, math.inf, math.inf)
+        squared_difference = float(difference.square().sum())
+        squared = float(a.nan_to_num(0.0, 0.0, 0.0).square().sum())
+    largest = float(difference.abs().max())
+    return _Sums(name, a.numel(), int(difference.count_nonzero()), largest, squared_difference, squared)
 
 
 def _total(parts: list[_Sums], name: str = "") -> _Sums:
