@@ -212,11 +212,11 @@ def _time_line(states: Mapping[str, RunState], estimate: Estimate) -> str:
     left = sum(not state.finished for state in states.values())
     if not left:
         return "nothing left to train"
-    total = in_words(estimate.total(states))
+    what = f"{in_words(estimate.total(states))} for {left} run{'s' * (left > 1)}"
     if estimate.launches:
-        return f"about {total} for {left} runs, by what {len(estimate.launches)} took on as many processes"
+        return f"about {what}, by what {len(estimate.launches)} took on as many processes"
     return (
-        f"perhaps {total} for {left} runs: a guess, easily wrong by a factor of three, from this machine's matrix "
+        f"perhaps {what}: a guess, easily wrong by a factor of three, from this machine's matrix "
         "products, of whose speed training often reaches a third; it becomes a measurement once the first run trains"
     )
 
