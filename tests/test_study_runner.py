@@ -80,11 +80,12 @@ def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:
 
 def test_progress_in_a_file_and_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a file a line now and then; on a terminal one that changes in place, no longer than a row."""
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
     clock = iter(range(0, 1000, 25))
     monkeypatch.setattr("training.laboratory.study_runner.time.monotonic", lambda: next(clock))
     progress = Progress()
     for number in range(5):
         progress.show(f"step {number}")
     progress.say("done")
-    assert sys.stderr.getvalue().splitlines() == ["step 2", "done"]  # type: ignore[attr-defined]
+    assert shown.getvalue().splitlines() == ["step 2", "done"]
