@@ -24,7 +24,20 @@ STAND_INS: dict[str, Any] = {
 
 
 class ConfigError(UserError):
-    """One or more problems of a run config, all in one message."""
+    """One or more problems of a config, all in one message."""
+
+    def __init__(self, text: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(text)
+        self.problems = list(problems) or [text]
+        """Each problem, without the file that leads the message."""
+
+
+def refusal(where: str, problems: Sequence[str]) -> ConfigError:
+    """The one message for all the problems of a config, of which there is at least one."""
+    if len(problems) == 1:
+        return ConfigError(f"{where}: {problems[0]}", problems)
+    listing = "".join(f"\n  - {problem}" for problem in problems)
+    return ConfigError(f"{where} has {len(problems)} problems:{listing}", problems)
 
 
 def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: Sequence[str] = ()) -> RunConfig:
@@ -52,10 +65,7 @@ def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: 
             if not newly_mended:
                 break
     if problems:
-        listing = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
-        raise ConfigError(
-            f"{where}: {listing}" if len(problems) == 1 else f"{where} has {len(problems)} problems:{listing}"
-        )
+        raise refusal(where, problems)
     return config
 
 
@@ -105,12 +115,12 @@ def _problems(error: ValidationError, mended: set[str]) -> list[tuple[tuple[str,
                 found.append((first, "" if _is_about(sentence, mended) else sentence))
                 found += [(other, "") for other in others]  # of two keys that do not fit, either may be a default
         else:
-            rule = _rule(kind, item["msg"], item.get("ctx", {}))
+            rule = rule_of(kind, item["msg"], item.get("ctx", {}))
             found.append((location, f"{key}: {rule}, got {written(value)}"))
     return found
 
 
-def _rule(kind: str, message: str, context: dict[str, Any]) -> str:
+def rule_of(kind: str, message: str, context: dict[str, Any]) -> str:
     """Pydantic's rule in the words of the other messages."""
     rules = {
         "model_type": "must be a section with keys",
