@@ -52,10 +52,9 @@ def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: 
             if not newly_mended:
                 break
     if problems:
-        listing = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
-        raise ConfigError(
-            f"{where}: {listing}" if len(problems) == 1 else f"{where} has {len(problems)} problems:{listing}"
-        )
+        if len(problems) == 1:
+            raise ConfigError(f"{where}: {problems[0]}")
+        raise ConfigError(f"{where} has {len(problems)} problems:", *(f"  - {problem}" for problem in problems))
     return config
 
 
