@@ -117,6 +117,8 @@ def main(
         if config.hub.repo is not None and not restarted():
             group.first("hub", partial(check_access, config.hub.repo, "hub.repo", config.hub.licence))
         session = build(config, folder, datasets, microbatch, opening, group)
+        if session.uploads is not None:
+            stack.callback(session.uploads.abandon)
         state = first_state(session, opening)
         total = session.data.total_steps
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))

@@ -26,7 +26,7 @@ from training.distributed import Group
 from training.document_rows import AnyRows
 from training.errors import UserError
 from training.gradients import gradient_sums
-from training.hub.background_upload import BackgroundUploads
+from training.hub.background_upload import BackgroundUploads, remove_held
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog
@@ -113,6 +113,7 @@ def build(
 
 def uploads_of(config: RunConfig, folder: Path, log: RunLog) -> BackgroundUploads | None:
     """What uploads the state during the run, where that is wanted."""
+    remove_held(folder)
     if config.hub.repo is None or not config.hub.every:
         return None
     return BackgroundUploads(folder, config.hub.repo, config.hub.private, log)
