@@ -40,8 +40,9 @@ from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
-from training.hub.hub_access import check_access
-from training.hub.push import push_run
+from training.hub.hub_access import check_destination
+from training.hub.hub_upload import Destination
+from training.hub.push import REPLACE_AFTER_TRAINING, push_run
 from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
@@ -115,7 +116,8 @@ def main(
         opening = Opening(**group.first("open", open_folder))
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if config.hub.repo is not None and not restarted():
-            group.first("hub", partial(check_access, config.hub.repo, "hub.repo", config.hub.licence))
+            to = Destination(config.hub.repo)
+            group.first("hub", partial(check_destination, to, "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING))
         session = build(config, folder, datasets, microbatch, opening, group)
         if session.uploads is not None:
             stack.callback(session.uploads.abandon)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -67,7 +68,8 @@ def upload_files(
         to: where to.
         title: of the commit.
         say: shows a line to the user; None = in silence, without progress bars.
-        stale: others that are removed in the same commit, where they are there; None = all others.
+        stale: names, with * for a part, of others that are removed in the same commit, where they are there; None =
+            all others.
 
     Returns:
         The sha of the commit; of the last one where nothing had to be changed.
@@ -115,7 +117,8 @@ def _upload(files: Mapping[str, Path], to: Destination, title: str, say: Say, st
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would warn of a commit without changes
     get_session().timeout = SILENCE_SECONDS  # the client would wait for ever
     sha, present = _open_repository(to, say)
-    removed = (present if stale is None else present & set(stale)) - files.keys() - {".gitattributes"}
+    gone = [name for name in present if stale is None or any(fnmatchcase(name, pattern) for pattern in stale)]
+    removed = set(gone) - files.keys() - {".gitattributes"}
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, path) for name, path in files.items()
     ]
