@@ -6,7 +6,8 @@ from typing import Any
 
 from training.errors import RunError, UserError, one_line
 from training.hub.card_text import is_ours
-from training.hub.hub_client import ANSWER_SECONDS, check_token, client_errors
+from training.hub.hub_client import ANSWER_SECONDS, check_token
+from training.hub.hub_retry import client_errors
 from training.hub.hub_upload import Destination, problem_of
 
 PAGE = "README.md"

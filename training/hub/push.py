@@ -22,7 +22,8 @@ from training.errors import RunError, UserError, one_line
 from training.exchange.export import Dtype, export_model
 from training.hub.card_text import is_ours
 from training.hub.hub_access import PAGE, foreign_content
-from training.hub.hub_upload import Destination, Say, files_of, upload_files
+from training.hub.hub_retry import Say
+from training.hub.hub_upload import Destination, files_of, upload_files
 from training.hub.model_card import Described, model_card
 from training.hub.tensorboard import FILE, event_file
 from training.json_file import read_json_object

@@ -9,7 +9,8 @@ from training.hub.card_text import is_ours
 from training.hub.dataset_card import DescribedDataset, dataset_card
 from training.hub.hub_access import PAGE
 from training.hub.hub_client import DATASET_FILES
-from training.hub.hub_upload import Destination, Say, upload_files
+from training.hub.hub_retry import Say
+from training.hub.hub_upload import Destination, upload_files
 from training.hub.push import read_description
 from training.preparation.check_dataset import check_dataset
 from training.preparation.dataset_files import replace_content
