@@ -27,7 +27,6 @@ from training.checkpoint import (
     TrainingState,
     publish,
     take_snapshot,
-    weights_digest,
 )
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
@@ -47,6 +46,7 @@ from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
 from training.plan import plan_lines
+from training.progress import Best
 from training.run_folder import (
     METRICS,
     Opening,
@@ -57,7 +57,8 @@ from training.run_folder import (
     restarted,
     saved_overrides,
 )
-from training.session import Session, build, first_state
+from training.session import Session, build, digests, first_state
+from training.tracking.trackers import check_installed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -116,16 +117,22 @@ def main(
         opening = Opening(**group.first("open", open_folder))
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if config.hub.repo is not None and not restarted():
-            to = Destination(config.hub.repo)
-            group.first("hub", partial(check_destination, to, "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING))
+            group.first("hub", partial(check_hub, config))
+        if config.tracking.trackers and not restarted():
+            group.first("tracking", partial(check_installed, config.tracking))
         session = build(config, folder, datasets, microbatch, opening, group)
-        if session.uploads is not None:
-            stack.callback(session.uploads.abandon)
+        stack.callback(session.leave)
         state = first_state(session, opening)
         total = session.data.total_steps
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
+
+
+def check_hub(config: RunConfig) -> None:
+    """Checks, before training, that its result may be uploaded, and would replace nobody's files."""
+    assert config.hub.repo is not None, "a run without hub.repo is not pushed"
+    check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
@@ -174,7 +181,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     for remark in opening.remarks:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
-    log.start(state.step, state.seconds, state.tokens)
+    log.start(state.step, state.seconds, state.tokens, best_of(state))
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
     where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
     log.event(
@@ -195,8 +202,10 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         machine=process.machine(),
         torch=torch.__version__,
         dataset_revision=session.dataset_revision,
-        weights_sha256=weights_digest(session.module.model) if process.is_main else None,
+        **(digests(session, opening) if process.is_main else {}),
     )
+    if session.trackers is not None:
+        session.trackers.start(state.step)
 
 
 def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
@@ -212,11 +221,12 @@ def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
             continue
         state = take_records(session, state, *reader.read())
         if evaluate_now:
-            loss = validate(session, step, last)
-            if math.isfinite(loss) and (state.best_loss is None or loss < state.best_loss):
-                state, save_now = replace(state, best_loss=loss, best_step=step), True
+            state = validate(session, state, last)
+            save_now = save_now or state.best_step == step
         if save_now:
             session.group.first(f"save {step}", partial(save, session, state))
+            if session.reports is not None and step < stop:
+                session.reports.refresh()
         if evaluate_now or save_now:
             reader.restart_clock()
     if stop == 0:
@@ -227,6 +237,11 @@ def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
 def with_comparable_best(state: TrainingState, changed: Changed) -> TrainingState:
     """Without a best, where validation losses are measured on other tokens from here on."""
     return replace(state, best_loss=None, best_step=None) if changes_validation(changed) else state
+
+
+def best_of(state: TrainingState) -> Best | None:
+    """The step and the loss of the best validation so far."""
+    return None if state.best_step is None or state.best_loss is None else (state.best_step, state.best_loss)
 
 
 def is_due(every: int | None, step: int) -> bool:
@@ -253,13 +268,14 @@ def take_records(session: Session, state: TrainingState, records: list[StepRecor
     )
 
 
-def validate(session: Session, step: int, last: bool) -> float:
-    """Evaluates and records; returns the loss that compares over the run's steps. Collective.
+def validate(session: Session, state: TrainingState, last: bool) -> TrainingState:
+    """Evaluates and records; returns the state with the best loss so far, over the run's steps. Collective.
 
     In the loop that is the loss over `evaluation.tokens`; at the end everything is evaluated, and recorded.
     """
     rows, config = session.validation, session.config
     assert rows is not None, "there is a validation range where evaluation is due"
+    started = time.perf_counter()
     in_loop = rows.count if config.evaluation.tokens is None else rows.within(config.evaluation.tokens)
 
     def over(numbers: range) -> Evaluated:
@@ -270,10 +286,12 @@ def validate(session: Session, step: int, last: bool) -> float:
 
     evaluated = over(range(in_loop))
     comparable = evaluated.loss
+    if math.isfinite(comparable) and (state.best_loss is None or comparable < state.best_loss):
+        state = replace(state, best_loss=comparable, best_step=state.step)
     if last and in_loop < rows.count:
         evaluated += over(range(in_loop, rows.count))
-    session.log.validation(step, evaluated)
-    return comparable
+    session.log.validation(state.step, evaluated, time.perf_counter() - started, best_of(state))
+    return state
 
 
 def save(session: Session, state: TrainingState) -> None:
@@ -299,24 +317,21 @@ def save(session: Session, state: TrainingState) -> None:
             f"{folder}: step {state.step} could not be saved ({error}); the last checkpoint is as it was: make room or "
             "mend the disk, then --resume latest"
         ) from error
-    session.log.event(
-        state.step,
-        "checkpoint",
-        checkpoint=written.name,
-        best=state.best_step == state.step,
-        seconds=time.perf_counter() - started,
-    )
+    session.log.checkpoint(state.step, written.name, state.best_step == state.step, time.perf_counter() - started)
     if session.uploads is not None and is_due(session.config.hub.every, state.step):
         session.uploads.take(written, state.step)
 
 
 def finish(session: Session, state: TrainingState) -> None:
     """Writes and shows the result; one process does this."""
+    session.end()
     text = None
     if session.tokenizer is not None:
         rows, seed = session.validation or session.data.rows, session.config.seeds.training
         text = sample_text(session.module.model, rows, session.tokenizer, session.dataset, seed)
     finish_run(session.folder, session.log, state, session.data.total_steps, text)
+    if session.trackers is not None:
+        session.trackers.close()
     if session.uploads is not None:
         session.uploads.close()
 

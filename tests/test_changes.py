@@ -63,12 +63,17 @@ TAKEN: dict[str, Any] = {
     "evaluation.tokens": 64,
     "checkpoint.every": None,
     "checkpoint.keep": 1,
+    "tracking.trackers": ["tensorboard"],
+    "tracking.project": "other",
+    "tracking.space": "owner/space",
     "hub.repo": "owner/model",
     "hub.private": False,
     "hub.licence": "mit",
     "hub.every": 0,
     "reproducibility": "bitwise",
 }
+ALONG: dict[str, dict[str, Any]] = {"tracking.space": {"trackers": ["trackio"]}}
+"""What a value needs beside it."""
 IS_THE_RECORD: dict[str, Any] = {"interventions": ["no-dropout"], "overrides": ["checkpoint.keep=1"]}
 ONLY_VALUE = {"optimizer.name", "resolved"}
 """Keys that have one valid value, so far."""
@@ -88,7 +93,7 @@ def run_of(**sections: Any) -> RunConfig:
 
 def changed(key: str, value: Any) -> RunConfig:
     section, _, name = key.partition(".")
-    return run_of(**{section: {name: value} if name else value})
+    return run_of(**{section: {name: value, **ALONG.get(key, {})} if name else value})
 
 
 def test_every_key_of_a_config_is_classified() -> None:
@@ -116,7 +121,7 @@ def test_what_only_steps_to_come_depend_on_is_taken(key: str) -> None:
         changes = compare_configs(old, new, done=5)
         assert changes.refused == []
         assert changes.taken[key] == values
-        assert set(changes.taken) == {key} or key == "schedule.name"
+        assert set(changes.taken) == {key} or key == "schedule.name" or key in ALONG
     assert compare_configs(after, after, done=5).taken == {}
 
 

@@ -111,7 +111,10 @@ def test_a_mistake_is_one_sentence_and_status_2(place: Workplace, tmp_path: Path
     half = shutil.copytree(place.checkpoints / "tied" / "step_00000004", tmp_path / "half")
     rewrite_config(half, precision={"amp": "fp16", "matmul": "high"})
     done = isobatch("evaluate", half, place.datasets, status=2)
-    sentence = f"error: {half}: its run has precision.amp fp16, which needs a GPU; evaluate it on a machine with one\n"
+    sentence = (
+        f"error: {half}: precision.amp fp16 needs a GPU; evaluate it on a machine with one, or in another precision, "
+        "--amp off\n"
+    )
     assert (done.stdout, done.stderr) == ("", sentence)
 
 
@@ -125,7 +128,7 @@ for verb in ([], *([name] for name in sys.argv[1:])):
         main()
     except SystemExit as end:
         assert not end.code
-    heavy = {"torch", "numpy", "matplotlib", "tokenizers", "huggingface_hub"} & set(sys.modules)
+    heavy = {"torch", "numpy", "matplotlib", "tokenizers", "huggingface_hub", "rich.live"} & set(sys.modules)
     assert not heavy, (verb, heavy)
 """
     verbs = ["prepare", "push", "push-dataset", "report", "sample", "export", "import", "evaluate", "verify"]
@@ -169,8 +172,34 @@ def test_an_earlier_checkpoint_has_its_own_validation(place: Workplace, command:
         assert printed["loss"] == pytest.approx(line["loss"], abs=1e-6)
     text = command("evaluate", folder, place.datasets)
     assert "step_00000004: 640 validation tokens of data\n" in text
+    assert "range          tokens 25,000 to 25,639\n" in text
+    assert json.loads(command("evaluate", folder, place.datasets, "--json"))["file"] == "train.safetensors"
     assert f"loss           {second['loss']:.6f} nats per token\n" in text
     assert f"bits per byte  {second['bits_per_byte']:.4f}\n" in text
+
+
+def test_a_stated_range_is_evaluated(place: Workplace, command: Command) -> None:
+    """Two halves of the run's range add up to it."""
+    folder = place.checkpoints / "untied"
+    first, second, whole = (
+        json.loads(command("evaluate", folder, place.datasets, "--split", "train", *options, "--json"))
+        for options in (
+            ("--start", 25_000, "--tokens", 320),
+            ("--start", 25_320, "--tokens", 320, "--microbatch", 1),
+            ("--dataset", "data", "--start", 25_000, "--tokens", 640, "--amp", "off"),
+        )
+    )
+    assert [first["start"], second["start"], whole["start"]] == [25_000, 25_320, 25_000]
+    assert whole["loss"] == pytest.approx((first["loss"] + second["loss"]) / 2)
+    assert whole["loss"] == pytest.approx(validations(folder)[-1]["loss"], abs=1e-6)
+    sentence = command("evaluate", folder, place.datasets, "--split", "train", "--start", 30_000, status=2)
+    assert "needs at least 32,049 tokens (--start 30,000 + " in sentence
+
+
+def test_the_repositorys_own_datasets_are_the_default(command: Command, place: Workplace, tmp_path: Path) -> None:
+    copy = shutil.copytree(place.checkpoints / "untied" / "step_00000004", tmp_path / "copy")
+    rewrite_config(copy, data={"dataset": "nix"})
+    assert command("evaluate", copy, status=2).startswith(f"error: {REPOSITORY}/datasets/nix: there is no such dataset")
 
 
 def test_bits_per_byte_need_a_tokenizer(place: Workplace, command: Command, tmp_path: Path) -> None:
@@ -197,6 +226,20 @@ def test_samples_differ_by_their_seed_alone(place: Workplace, command: Command) 
     assert both == f"--- seed 3\n{one}--- seed 4\n{other}"
     likeliest = command(*arguments, "--temperature", 0)
     assert command(*arguments, "--top-k", 1) == likeliest
+
+
+def test_several_checkpoints_are_headed(place: Workplace, command: Command) -> None:
+    """Each as alone, below its name; as JSON, all in one object."""
+    names = (place.checkpoints / "untied", place.checkpoints / "tied" / "step_00000002")
+    options = (PROMPT, "--datasets", place.datasets, "--tokens", 5, "--number", 2, "--seed", 3)
+    alone = [command("sample", name, *options) for name in names]
+    heads = [f"=== {names[0]} (step_00000004)\n", f"=== {names[1]} (step_00000002)\n"]
+    assert command("sample", *names, *options) == "".join(map("".join, zip(heads, alone, strict=True)))
+    found = json.loads(command("sample", *names, *options, "--json"))
+    assert (found["prompt"], found["temperature"], found["top_k"]) == (PROMPT, 0.8, 50)
+    texts = [f"--- seed {sample['seed']}\n{sample['text']}\n" for sample in found["samples"]]
+    assert "".join(texts) == "".join(alone)
+    assert [sample["checkpoint"] for sample in found["samples"]] == [str(name) for name in names for _ in range(2)]
 
 
 def test_a_sample_ends_at_the_end_of_text(place: Workplace, command: Command, tmp_path: Path) -> None:
@@ -228,7 +271,9 @@ def test_no_such_run_or_checkpoint(place: Workplace, command: Command) -> None:
         assert "there is no such run or checkpoint" in command(*arguments, status=2)
     sentence = command("evaluate", folder / "step_7", place.datasets, status=2)
     assert "there is no checkpoint 'step_7'; those there are: step_00000002, step_00000004" in sentence
-    assert "there is no such run" in command("report", "nix", "--output", place.checkpoints, status=2)
+    for watch in ((), ("--watch",)):
+        assert "there is no such run" in command("report", "nix", "--output", place.checkpoints, *watch, status=2)
+    assert "--watch: needs a terminal" in command("report", folder, "--watch", status=2)
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "state.json", "manifest.json"])

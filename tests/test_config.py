@@ -108,7 +108,7 @@ def test_misspelt_and_misplaced_keys_are_told_all_at_once(configs: Configs) -> N
             "optimiser: unknown key; did you mean optimizer?",
             "micro_batch_size: unknown key; did you mean batch.microbatch?",
             "colour: unknown key; the keys here are base, batch, checkpoint, data, evaluation, hub, init_from, "
-            "interventions, loss, model, optimizer, precision, reproducibility, schedule, seeds",
+            "interventions, loss, model, optimizer, precision, reproducibility, schedule, seeds, tracking",
             "optimizer.learning-rate: unknown key; did you mean optimizer.learning_rate?",
             "optimizer.learning_rte: unknown key; did you mean optimizer.learning_rate?",
             "optimizer.dropout: unknown key; did you mean model.dropout?",
@@ -166,6 +166,9 @@ PROBLEMS = {
     "seeds.weights=-1": "seeds.weights: must be greater than or equal to 0, got -1",
     "evaluation.tokens=9": "evaluation.tokens: must hold a sequence of model.context_length 1024, got 9",
     "checkpoint.keep=0": "checkpoint.keep: must be greater than or equal to 1, got 0",
+    "tracking.trackers=[wandb, tensorbord]": (
+        "tracking.trackers.1: must be 'tensorboard', 'trackio' or 'wandb', got 'tensorbord'"
+    ),
     "hub.repo=datasets/u/x": f"hub.repo: must be owner/name, {REPOSITORY_RULE}, got 'datasets/u/x'",
     "reproducibility=exact": "reproducibility: must be 'rounding' or 'bitwise', got 'exact'",
     "interventions=[no-dropuot]": "interventions: no-dropuot is not one; did you mean no-dropout?",
@@ -344,7 +347,7 @@ NUMBERS = ["optimizer.learning_rate", "optimizer.weight_decay", "optimizer.eps",
 FLAGS = ["model.qkv_bias", "model.tie_weights", "data.shuffle", "hub.private"]
 CHOICES = ["model.init", "precision.amp", "precision.matmul", "optimizer.name", "optimizer.decay", "schedule.name"]
 CHOICES += ["loss.reduction", "reproducibility"]
-TEXTS = ["data.dataset", "data.revision", "data.tokenizer", "hub.repo", "hub.licence", "init_from"]
+TEXTS = ["data.dataset", "data.revision", "data.tokenizer", "tracking.space", "hub.repo", "hub.licence", "init_from"]
 MAY_BE_NULL = {
     "evaluation.tokens",
     "evaluation.every",
@@ -415,6 +418,8 @@ def test_a_huge_value_is_told_in_short(configs: Configs, text: str) -> None:
             "data.validation_tokens: must hold a sequence of model.context_length 1024, got 9",
         ),
         (["hub.every=10"], "hub.every: must be null without a repo to upload to"),
+        (["tracking.trackers=[wandb, wandb]"], "tracking.trackers: must name each once, got wandb, wandb"),
+        (["tracking.space=a/b"], "tracking.space: must be null without trackio among the trackers"),
     ],
 )
 def test_impossible_combinations(configs: Configs, overrides: list[str], problem: str) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 from model.generation import generate
 from training.errors import RunError, UserError
 from training.exchange import export
-from training.exchange.export import Exported, export_model, ids_without_token
+from training.exchange.export import Exported, export_model
 from training.exchange.gpt2_format import to_gpt2
 from training.restore import load_model
 from training.tokenizer import END_OF_TEXT, load_tokenizer
@@ -334,13 +334,6 @@ def test_r97_the_end_of_text_is_known_without_a_tokenizer(write: Write, tmp_path
     (tmp_path / "dataset.json").write_text(json.dumps({"end_of_text": 281}))
     with pytest.raises(UserError, match=r"dataset\.json: its ids go up to 281, but the model's end at 280"):
         write(output="other", tokenizer=None, description=tmp_path / "dataset.json")
-
-
-def test_an_end_of_text_without_a_name_can_still_be_drawn(exports: Exports) -> None:
-    """R95: data may be separated by an id that the tokenizer does not know."""
-    tokenizer = load_tokenizer(exports.tokenizer)
-    assert ids_without_token(tokenizer, TOKENS + 3, TOKENS - 1) == [TOKENS, TOKENS + 1, TOKENS + 2]
-    assert ids_without_token(tokenizer, TOKENS + 3, TOKENS + 1) == [TOKENS, TOKENS + 2]
 
 
 def test_what_exists_is_not_overwritten(write: Write, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from conftest import REPOSITORY, Finished, Workplace
 
+from training.checkpoint_evaluation import evaluate_checkpoint
 from training.config_file import load_run_config
 from training.data import open_training_data
-from training.evaluation import evaluate_checkpoint
 from training.loss import SequenceLoss
 from training.restore import load_model
 from training.tokenizer import load_tokenizer, train_tokenizer
@@ -100,7 +100,7 @@ def test_a_fine_tuning_is_the_same_on_any_layout_and_begins_with_the_given_weigh
     assert f"data: {data.rows.summary.sentence(32)}" in one.errors
     assert "validation: " in one.errors
     assert f"| Documents | {data.rows.count} |" in (one.folder / "report.md").read_text()
-    evaluated = evaluate_checkpoint(one.folder / "latest", load_run_config(str(config)), place.datasets)
+    evaluated = evaluate_checkpoint(one.folder / "latest", load_run_config(str(config)), place.datasets).evaluated
     assert evaluated.loss == pytest.approx(one.of_kind("validation")[-1]["loss"], abs=1e-6)
     [sample] = [event for event in one.of_kind("event") if event["event"] == "sample"]
     assert sample["prompt"].endswith(" times.")

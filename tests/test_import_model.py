@@ -17,10 +17,10 @@ from test_foreign_model import THEIR_CONFIG, forerunners, write_gpt2
 
 from model.generation import generate
 from model.gpt import GPT, GPTConfig
+from training.checkpoint_evaluation import evaluate_checkpoint
 from training.config_file import load_run_config
 from training.data import tokenizer_file
 from training.errors import UserError
-from training.evaluation import evaluate_checkpoint
 from training.exchange.export import export_model
 from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
 from training.exchange.import_model import LIKE, import_model, imported_config
@@ -107,7 +107,7 @@ def test_an_import_is_a_run_that_says_where_it_is_from(round_trip: Round) -> Non
 def test_an_import_evaluates_and_samples_as_the_run_does(round_trip: Round) -> None:
     datasets = round_trip.place.datasets
     losses = [
-        evaluate_checkpoint(*find_checkpoint_and_config(str(run)), datasets).loss
+        evaluate_checkpoint(*find_checkpoint_and_config(str(run)), datasets).evaluated.loss
         for run in (round_trip.run, round_trip.back)
     ]
     assert losses[0] == losses[1]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training.lock import BusyError, RemovedError, held
+from training.lock import BusyError, RemovedError, held, is_held
 
 
 def test_a_lock_is_held_by_one_at_a_time_and_its_file_stays(tmp_path: Path) -> None:
@@ -17,6 +17,17 @@ def test_a_lock_is_held_by_one_at_a_time_and_its_file_stays(tmp_path: Path) -> N
     assert path.exists()
     with held(path):
         pass
+
+
+def test_whether_a_lock_is_held_can_be_asked_without_taking_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    assert not path.exists()
+    with held(path):
+        assert is_held(path)
+        path.chmod(0o444)
+        assert is_held(path)
+    assert not is_held(path)
 
 
 def test_a_lock_whose_file_was_removed_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

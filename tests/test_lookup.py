@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from small_checkpoints import save
 
+from training import lock
 from training.checkpoint import point
 from training.errors import UserError
-from training.lookup import find_model, find_run
+from training.lookup import find_model, find_run, find_run_or_beginning, find_runs
 
 
 @pytest.fixture
@@ -39,6 +40,18 @@ def test_a_checkpoint_by_name_and_by_path(
     monkeypatch.chdir(checkpoints)
     assert find_model(name, nowhere).path.resolve() == folder
     assert find_model(f"./{name}", nowhere).path.resolve() == folder
+
+
+def test_a_run_that_has_recorded_nothing_yet(checkpoints: Path) -> None:
+    """It is one while a process holds it."""
+    (checkpoints / "new").mkdir()
+    with lock.held(checkpoints / "new" / lock.RUN_LOCK):
+        assert find_run_or_beginning("new", checkpoints) == checkpoints / "new"
+        assert find_run_or_beginning("begun", checkpoints) == checkpoints / "begun"
+        with pytest.raises(UserError, match="there is no such run"):
+            find_run("new", checkpoints)
+    with pytest.raises(UserError, match="'new': there is no such run"):
+        find_run_or_beginning("new", checkpoints)
 
 
 def test_a_run_by_name_and_by_path(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,3 +109,21 @@ def test_a_run_without_such_a_checkpoint_lists_those_it_has(checkpoints: Path) -
         find_model("tiny/step_5", checkpoints)
     with pytest.raises(UserError, match="begun: there is no complete checkpoint"):
         find_model("begun", checkpoints)
+
+
+def test_several_runs_each_once_and_folders_of_runs(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("b", "a"):
+        (checkpoints / "study" / name).mkdir(parents=True)
+        (checkpoints / "study" / name / "metrics.jsonl").touch()
+    (checkpoints / "study" / "configs").mkdir()
+    study = [checkpoints / "study" / name for name in ("a", "b")]
+    assert find_runs(["tiny", "study", "study/b", str(checkpoints / "tiny")], checkpoints) == [
+        checkpoints / "tiny",
+        *study,
+    ]
+    assert find_runs(["study/b", "study"], checkpoints) == study[::-1]
+    monkeypatch.chdir(checkpoints)
+    assert [run.name for run in find_runs(["./study"], checkpoints.parent)] == ["a", "b"]
+    for name in ("study/configs", "nowhere", "n" * 300):
+        with pytest.raises(UserError, match="there is no such run"):
+            find_runs(["tiny", name], checkpoints)

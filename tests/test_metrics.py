@@ -183,7 +183,7 @@ def test_values_that_are_not_finite_are_null(path: Path) -> None:
     log = log_to(path)
     bad = dataclasses.replace(NAN, loss=math.nan, loss_min=-math.inf, loss_max=math.inf)
     log.steps(numbered(bad, OVERFLOW, WITHOUT_TARGETS), 3.0)
-    log.validation(3, Evaluated(math.nan, 10, None))
+    log.validation(3, Evaluated(math.nan, 10, None), 0.5, None)
     log.event(3, "finished", loss=math.inf, seconds=1.0, best_step=None)
     step, first, skipped, second, empty, validation, finished = lines_of(path)
     assert [step[key] for key in ("loss", "loss_min", "loss_max", "grad_norm", "skipped")] == [None] * 4 + [True]
@@ -205,7 +205,14 @@ def test_values_that_are_not_finite_are_null(path: Path) -> None:
         "out_of_range": False,
     }
     assert (empty["loss"], empty["loss_min"], empty["skipped"], empty["target_tokens"]) == (None, None, True, 0)
-    assert validation == {"kind": "validation", "step": 3, "loss": None, "target_tokens": 10, "bits_per_byte": None}
+    assert validation == {
+        "kind": "validation",
+        "step": 3,
+        "loss": None,
+        "target_tokens": 10,
+        "bits_per_byte": None,
+        "seconds": 0.5,
+    }
     assert finished == {
         "kind": "event",
         "step": 3,
@@ -217,12 +224,36 @@ def test_values_that_are_not_finite_are_null(path: Path) -> None:
 
 
 def test_a_validation(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Means over tokens and bytes; the number of targets is told."""
-    log_to(path).validation(4, Evaluated(8192.0 * math.log(2), 2048, 4096))
-    [line] = lines_of(path)
+    """Means over tokens and bytes; the number of targets is told, and the best where it is another."""
+    log = log_to(path)
+    log.validation(4, Evaluated(8192.0 * math.log(2), 2048, 4096), 1.5, (4, 2.7726))
+    log.validation(8, Evaluated(6144.0, 2048, None), 1.5, (4, 2.7726))
+    line, _ = lines_of(path)
     assert line["loss"] == pytest.approx(4 * math.log(2))
-    assert (line["target_tokens"], line["bits_per_byte"]) == (2048, pytest.approx(2))
-    assert "step 4: validation loss 2.7726 over 2,048 tokens" in capsys.readouterr().err
+    assert (line["target_tokens"], line["bits_per_byte"], line["seconds"]) == (2048, pytest.approx(2), 1.5)
+    assert capsys.readouterr().err.splitlines() == [
+        "step 4: validation loss 2.7726 over 2,048 tokens",
+        "step 8: validation loss 3.0000 over 2,048 tokens, best 2.7726 at step 4",
+    ]
+
+
+def test_the_time_left_knows_of_evaluations_and_checkpoints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """8 steps of half a second are left, with evaluations after 4, 8 and 10 and checkpoints after 5 and 10."""
+    log = RunLog(path, True, 10, None, 4, 5)
+    log.start(0, 0.0, 0)
+    log.validation(0, Evaluated(6144.0, 2048, None), 20.0, None)
+    log.checkpoint(0, "step_00000000", False, 7.0)
+    log.steps(numbered(GOOD, GOOD), 1.0)
+    assert lines_of(path)[1] == {
+        "kind": "event",
+        "step": 0,
+        "event": "checkpoint",
+        "checkpoint": "step_00000000",
+        "best": False,
+        "seconds": 7.0,
+    }
+    said = "step 2 of 10: loss 2.0000, 128 tokens/s, 01:18 left, next evaluation in 00:01"
+    assert capsys.readouterr().err.splitlines()[-1] == said
 
 
 def test_the_number_of_validation_rows_is_recorded(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,7 +273,8 @@ def test_only_one_process_writes_and_speaks(path: Path, capsys: pytest.CaptureFi
     """R57, R110: the others record the same time and nothing else."""
     log = log_to(path, is_main=False)
     log.steps(numbered(GOOD, NAN), 2.0)
-    log.validation(2, Evaluated(1.0, 1, None))
+    log.validation(2, Evaluated(1.0, 1, None), 0.5, (2, 1.0))
+    log.checkpoint(2, "step_00000002", True, 0.5)
     log.event(2, "finished")
     log.say("something")
     log.close()

@@ -84,6 +84,17 @@ def test_summary_lines_of_an_unfinished_run(tmp_path: Path, rows: list[dict[str,
     assert lines[-1] == f"Final train loss: {loss}"
 
 
+def test_report_says_what_a_run_shares_with_others(tmp_path: Path) -> None:
+    """The digests of its last beginning, those that it has."""
+    known = {"weights_sha256": "ab12", "data_order_sha256": "cd34", "validation_sha256": None}
+    rows = [begin(0, "start", 1, **{**known, "data_order_sha256": "older"}), begin(0, "resume", 1, **known)]
+    table = cells(write_report(write_run(tmp_path / "run", rows)).read_text())
+    assert [row for row in table if row[0].endswith("sha256")] == [
+        ["Initial weights, sha256", "`ab12`"],
+        ["Data order, sha256", "`cd34`"],
+    ]
+
+
 def test_report_has_the_runs_figures(reported: Path) -> None:
     report = (reported / "report.md").read_text()
     assert report.startswith("# tiny|run\n\nFinished: step 20 of 20.\n")

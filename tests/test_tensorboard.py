@@ -1,4 +1,4 @@
-"""The file for TensorBoard, read by tensorboardX's definition of its format."""
+"""The file for TensorBoard, read by TensorBoard's own definition of its format."""
 
 import math
 import struct
@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 from recorded_runs import full_run, train_row, validation_row, write_run
-from tensorboardX.crc32c import crc32c
-from tensorboardX.proto.event_pb2 import Event
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
 from training.hub.tensorboard import event_file
 from training.metrics_file import read_metrics
-
-
-def masked(content: bytes) -> int:
-    crc: int = crc32c(content)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def read(content: bytes) -> list[Any]:
@@ -24,9 +19,9 @@ def read(content: bytes) -> list[Any]:
     events, position = [], 0
     while position < len(content):
         length, check = struct.unpack_from("<QI", content, position)
-        assert check == masked(content[position : position + 8])
+        assert check == masked_crc32c(content[position : position + 8])
         record = content[position + 12 : position + 12 + length]
-        assert struct.unpack_from("<I", content, position + 12 + length)[0] == masked(record)
+        assert struct.unpack_from("<I", content, position + 12 + length)[0] == masked_crc32c(record)
         events.append(Event.FromString(record))
         position += 16 + length
     return events

@@ -12,6 +12,7 @@ from training.tokenizer import (
     decode_known,
     encode_documents,
     end_of_text_id,
+    ids_without_token,
     load_tokenizer,
     read_published,
     token_byte_lengths,
@@ -169,3 +170,10 @@ def test_no_merge_of_a_published_vocabulary_is_lost(
     assert tokenizer is not None
     assert tokenizer.encode("abbab").ids == [3, 2]
     assert tokenizer.token_to_id("<|endoftext|>") is None
+
+
+def test_an_end_of_text_without_a_name_can_still_be_drawn(tokenizer: Tokenizer) -> None:
+    """R95: data may be separated by an id that the tokenizer does not know."""
+    size = tokenizer.get_vocab_size()
+    assert ids_without_token(tokenizer, size + 3, size - 1) == [size, size + 1, size + 2]
+    assert ids_without_token(tokenizer, size + 3, size + 1) == [size, size + 2]

@@ -22,6 +22,7 @@ TAKEN = (
     "loss",
     "evaluation",
     "checkpoint",
+    "tracking",
     "hub",
     "reproducibility",
 )
@@ -65,7 +66,7 @@ def compare_configs(
         done: steps that the checkpoint has behind it.
         passes: of the two, once the data are open; before that a length of -1 (all there is) is not judged.
     """
-    before, after = _flat(config_mapping(saved)), _flat(config_mapping(now))
+    before, after = flat_values(config_mapping(saved)), flat_values(config_mapping(now))
     changed = {
         key: [before.get(key), after.get(key)]
         for key in sorted(before.keys() | after.keys())
@@ -78,7 +79,7 @@ def compare_configs(
     groups = [([key], "") for key in changed if key not in (*batch, *length) and not _may_change(key)]
     groups += [(keys, problem) for keys, problem in together if keys and problem]
     refused = [
-        ", ".join(_shown(key, changed[key], " ") for key in keys) + (f" ({problem})" if problem else "")
+        ", ".join(shown(key, changed[key], " ") for key in keys) + (f" ({problem})" if problem else "")
         for keys, problem in groups
     ]
     taken = {key: values for key, values in changed.items() if not any(key in keys for keys, _ in groups)}
@@ -97,7 +98,7 @@ def refuse_changes(changes: Changes, folder: Path, done: int) -> None:
 
 def change_lines(changed: Changed, done: int) -> list[str]:
     """What the user is told of the changes that are taken, a line each."""
-    lines = [f"{_shown(key, values, ': ')} from step {done + 1:,} on" for key, values in changed.items()]
+    lines = [f"{shown(key, values, ': ')} from step {done + 1:,} on" for key, values in changed.items()]
     if changes_validation(changed):
         lines.append(
             f"validation losses up to step {done:,} do not compare with those to come: the best is looked for anew, "
@@ -154,13 +155,15 @@ def _length_problem(passes: tuple[Passes, Passes] | None, shuffled: bool, done: 
     return ""
 
 
-def _shown(key: str, values: list[Any], between: str) -> str:
+def shown(key: str, values: list[Any], between: str) -> str:
+    """A changed value in words."""
     old, new = (value if isinstance(value, str) else written(value) for value in values)
     return f"{key}{between}{old} -> {new}"
 
 
-def _flat(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_values(mapping: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a config by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in mapping.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+        flat |= flat_values(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat

@@ -33,25 +33,28 @@ def draw_charts(metrics: Metrics, name: str, clip_norm: float | None) -> dict[st
         The content of loss.png, grad_norm.png and learning_rate.png, by file name.
     """
     return {
-        "loss.png": _png(_loss_chart(metrics, name)),
-        "grad_norm.png": _png(_grad_norm_chart(metrics, name, clip_norm)),
-        "learning_rate.png": _png(_learning_rate_chart(metrics, name)),
+        "loss.png": png(_loss_chart(metrics, name)),
+        "grad_norm.png": png(_grad_norm_chart(metrics, name, clip_norm)),
+        "learning_rate.png": png(_learning_rate_chart(metrics, name)),
     }
 
 
-def _png(figure: "Figure") -> bytes:
+def png(figure: "Figure") -> bytes:
+    """A figure as the content of a file."""
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
 
 
-def bin_curve(step: Column, mean: Column, low: Column, high: Column) -> tuple[Column, Column, Column, Column]:
+def bin_curve(
+    step: Column, mean: Column, low: Column, high: Column, *, most_points: int = MOST_POINTS
+) -> tuple[Column, Column, Column, Column]:
     """Shortens a curve of n points to at most 2,000, so that long runs stay readable and quick to draw.
 
     Each bin of neighbouring steps becomes one point: the middle of its steps, the mean of `mean`, the minimum
     of `low` and the maximum of `high`, so no extreme is lost. nan is left out; a bin of nothing else is nan.
     """
-    width = max(1, math.ceil(len(step) / MOST_POINTS))
+    width = max(1, math.ceil(len(step) / most_points))
     starts = np.arange(0, len(step), width)
     if width == 1:
         return step, mean, low, high
@@ -64,21 +67,29 @@ def bin_curve(step: Column, mean: Column, low: Column, high: Column) -> tuple[Co
     return middle, means, np.fmin.reduceat(low, starts), np.fmax.reduceat(high, starts)
 
 
-def _figure(metrics: Metrics, title: str, y_title: str) -> tuple["Figure", "Axes"]:
-    """An empty chart over the run's steps, with the tokens on top. No pyplot: it keeps global state."""
+def empty_figure(size: tuple[float, float], panels: int = 1) -> tuple["Figure", list["Axes"]]:
+    """A figure of so many inches, with panels above each other over one x axis. No pyplot: it keeps global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    all_axes = list(figure.subplots(panels, sharex=True, squeeze=False)[:, 0])
+    for axes in all_axes:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure, all_axes
+
+
+def _figure(metrics: Metrics, title: str, y_title: str) -> tuple["Figure", "Axes"]:
+    """An empty chart over the run's steps, with the tokens on top."""
     from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    figure = Figure(figsize=(9.0, 5.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, (axes,) = empty_figure((9.0, 5.6))
     # A run's name is not mathematics, whatever dollar signs it has.
     axes.set_title(title, loc="left", parse_math=False)
     axes.set_xlabel("step")
     axes.set_ylabel(y_title)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     if not len(metrics.train):
@@ -123,26 +134,44 @@ def _loss_chart(metrics: Metrics, name: str) -> "Figure":
             if bool(resume.get("changed")) == with_changes:
                 axes.axvline(resume["step"], color=GREY, lw=1, ls=style, label=label)
                 label = ""
-    _limit_losses(axes, low, high, np.concatenate([train["loss"], validation["loss"]]))
+    limit_losses(axes, low, high, np.concatenate([train["loss"], validation["loss"]]))
     if axes.get_legend_handles_labels()[0]:
         figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def _limit_losses(axes: "Axes", low: Column, high: Column, losses: Column) -> None:
-    """Cuts the y axis where the first losses, or rare spikes, would press the rest of the curve flat."""
+def limit_losses(axes: "Axes", low: Column, high: Column, losses: Column, share: float = 0.95) -> None:
+    """Cuts the y axis as `loss_limits` says, and says so."""
+    limits = loss_limits(low, high, losses, share)
+    if limits is not None:
+        bottom, top, largest = limits
+        axes.set_ylim(bottom, top)
+        axes.set_title(f"axis cut, the highest value is {largest:,.2f}", loc="right", fontsize=9, color=GREY)
+
+
+def loss_limits(low: Column, high: Column, losses: Column, share: float = 0.95) -> tuple[float, float, float] | None:
+    """Where to cut a y axis so that the first losses, or rare spikes, do not press the rest of the curve flat.
+
+    Args:
+        low: lowest values of the curve.
+        high: highest values.
+        losses: values in between, none of which lies below the axis.
+        share: of the values that the axis shows at least.
+
+    Returns:
+        Bottom and top of the axis, and the highest value; None where nothing needs to be cut.
+    """
     low, high, losses = (values[np.isfinite(values)] for values in (low, high, losses))
     if not len(losses):
-        return
+        return None
     # Without training rows there is no band.
     bottom = min(losses.min(), np.quantile(low, 0.05) if len(low) else math.inf)
-    usual = max(np.quantile(values, 0.95) for values in (losses, high) if len(values))
+    usual = max(np.quantile(values, share) for values in (losses, high) if len(values))
     largest = max(values.max() for values in (losses, high) if len(values))
     if largest - bottom <= 2 * (usual - bottom) or usual == bottom:
-        return
+        return None
     margin = 0.05 * (usual - bottom)
-    axes.set_ylim(bottom - margin, usual + margin)
-    axes.set_title(f"axis cut, the highest value is {largest:,.2f}", loc="right", fontsize=9, color=GREY)
+    return float(bottom - margin), float(usual + margin), float(largest)
 
 
 def _grad_norm_chart(metrics: Metrics, name: str, clip_norm: float | None) -> "Figure":

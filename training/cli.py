@@ -14,6 +14,8 @@ import typer
 from training.command import run_command
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
+from training.laboratory.compare_commands import compare
+from training.laboratory.study_commands import study
 from training.preparation.dataset_commands import prepare
 
 app = typer.Typer(
@@ -24,15 +26,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-CheckpointArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="CHECKPOINT", help="RUN (its latest checkpoint), RUN/best, RUN/step_00000617, or the path of a folder."
-    ),
-]
-DatasetsArgument = Annotated[
-    Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
-]
+CHECKPOINT = "RUN (its latest checkpoint), RUN/best, RUN/step_00000617, or the path of a folder."
+CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT)]
+DATASETS = "Folder of the datasets; what is missing is fetched into it."
+DatasetsArgument = Annotated[Path, typer.Argument(metavar="DATASETS", help=DATASETS)]
 DatasetsOption = Annotated[
     Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
 ]
@@ -59,26 +56,37 @@ ToleranceOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 app.command()(prepare)
+app.command()(compare)
 app.command()(push)
 app.command()(push_dataset)
+app.command()(study)
 
 
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(metavar="RUN", help="The name of a run, or the path of its folder.")],
     output: OutputOption = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show the run as it goes on, here, until it ends; Ctrl-C leaves.")
+    ] = False,
 ) -> None:
-    """Write a run's report.md and its charts again."""
+    """Write a run's report.md and its charts again, also while it trains."""
     from training.config import REPOSITORY
-    from training.lookup import find_run
+    from training.lookup import find_run, find_run_or_beginning
     from training.report import write_report
 
-    print(write_report(find_run(run, output or REPOSITORY / "checkpoints")))
+    runs = output or REPOSITORY / "checkpoints"
+    if watch:
+        from training.watch import watch_run
+
+        watch_run(find_run_or_beginning(run, runs))
+    else:
+        print(write_report(find_run(run, runs)))
 
 
 @app.command()
 def sample(
-    checkpoint: CheckpointArgument,
+    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help=f"One or more: {CHECKPOINT}")],
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The beginning of the text.")],
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Draw among so many likeliest tokens; 0 = among all.")] = 50,
@@ -86,41 +94,24 @@ def sample(
     seed: Annotated[
         int, typer.Option(min=0, max=2**62, help="Of the first text's draws; the next text has the next.")
     ] = 0,
-    number: Annotated[int, typer.Option(min=1, help="How many texts.")] = 1,
+    number: Annotated[int, typer.Option(min=1, help="How many texts of each checkpoint.")] = 1,
     tokenizer: TokenizerOption = None,
     datasets: DatasetsOption = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Let a model continue a text, in float32."""
-    from model.generation import generate
+    """Let models continue a text, in float32: each checkpoint with the same prompt and seeds."""
     from training.config import REPOSITORY
-    from training.distributed import Process
-    from training.exchange.export import ids_without_token
-    from training.lookup import find_checkpoint_and_config, find_tokenizer
-    from training.restore import load_model
-    from training.tokenizer import decode_known, end_of_text_id, load_tokenizer
+    from training.sampling import Draw, sample_checkpoints
 
-    folder, config = find_checkpoint_and_config(checkpoint)
-    datasets = datasets or REPOSITORY / "datasets"
-    vocabulary = load_tokenizer(tokenizer or find_tokenizer(config, datasets))
-    if prompt != prompt.encode("utf-8", "replace").decode("utf-8"):
-        raise UserError("PROMPT: is not UTF-8 text; give it in UTF-8")
-    ids = vocabulary.encode(prompt, add_special_tokens=False).ids
-    if not ids:
-        raise UserError("PROMPT: is empty; the model continues a text: give at least one character")
-    end_of_text = end_of_text_id(vocabulary, datasets / config.data.dataset / "dataset.json")
-    model = load_model(folder).to(Process.from_environment().device)
-    forbidden = ids_without_token(vocabulary, model.config.vocab_size, end_of_text)
-    for index in range(number):
-        if number > 1:
-            print(f"--- seed {seed + index}")
-        try:
-            added = generate(model, ids, tokens, temperature, top_k or None, seed + index, end_of_text, forbidden)
-        except ValueError as error:
-            raise UserError(
-                f"{error}; change that option, or give the model's own tokenizer.json with --tokenizer"
-            ) from None
-        print(decode_known(vocabulary, [*ids, *added]), flush=True)
-        if added[:1] == [end_of_text] or not added:
+    draw = Draw(tokens, temperature, top_k or None, seed)
+    samples = sample_checkpoints(checkpoints, prompt, draw, number, datasets or REPOSITORY / "datasets", tokenizer)
+    if as_json:
+        texts = [written.values() for written in samples]
+        print(to_json({"prompt": prompt, "temperature": temperature, "top_k": draw.top_k, "samples": texts}))
+        return
+    for written in samples:
+        print("\n".join(written.lines(headed=len(checkpoints) > 1, numbered=number > 1, first_seed=seed)), flush=True)
+        if written.ended and written.tokens == 1:
             print("(the model ends the text at once)", file=sys.stderr)
 
 
@@ -181,26 +172,35 @@ def import_(
 @app.command()
 def evaluate(
     checkpoint: CheckpointArgument,
-    datasets: DatasetsArgument,
+    datasets: Annotated[
+        Path | None, typer.Argument(metavar="[DATASETS]", help=f"{DATASETS} Without it: the repository's datasets/.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Another dataset, made with the run's tokenizer.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="validation or train.")] = "validation",
+    start: Annotated[
+        int | None, typer.Option(min=0, help="First token. Without it: the run's; of another dataset 0.")
+    ] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many, in whole sequences. Without it: as the run; of another dataset all."),
+    ] = None,
+    amp: Annotated[str | None, typer.Option(help="off, bf16 or fp16, instead of the run's precision.amp.")] = None,
+    microbatch: Annotated[int | None, typer.Option(min=1, help="Sequences at once, instead of the run's.")] = None,
+    tokenizer: TokenizerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a model's loss over its run's validation range."""
-    from training.evaluation import evaluate_checkpoint
+    """Measure a model's loss over its run's validation range, or over one that is stated."""
+    from training.checkpoint_evaluation import Range, evaluate_checkpoint
+    from training.config import REPOSITORY
     from training.lookup import find_checkpoint_and_config
 
+    wanted = Range(dataset, split, start, tokens)
     folder, config = find_checkpoint_and_config(checkpoint)
-    evaluated = evaluate_checkpoint(folder, config, datasets)
-    loss, bits_per_byte = evaluated.loss, evaluated.bits_per_byte
-    perplexity = math.exp(loss) if loss < 700 else math.inf  # exp(710) overflows
-    if as_json:
-        values = {"loss": loss, "perplexity": perplexity, "bits_per_byte": bits_per_byte}
-        print(to_json({"checkpoint": str(folder), **values, "target_tokens": evaluated.target_tokens}))
-        return
-    print(f"{folder}: {evaluated.target_tokens:,} validation tokens of {config.data.dataset}")
-    print(f"loss           {loss:.6f} nats per token")
-    print(f"perplexity     {perplexity:,.2f}")
-    if bits_per_byte is not None:
-        print(f"bits per byte  {bits_per_byte:.4f}")
+    datasets = datasets or REPOSITORY / "datasets"
+    measured = evaluate_checkpoint(folder, config, datasets, wanted, amp, microbatch, tokenizer)
+    print(to_json(measured.values()) if as_json else "\n".join(measured.lines()))
 
 
 def to_json(values: Any) -> str:

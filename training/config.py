@@ -21,6 +21,7 @@ LICENCE_PATTERN = r"[a-z0-9][a-z0-9.+-]*"
 REPOSITORY_PART = r"(?!.*(--|\.\.))[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Interval = Annotated[int, Field(ge=0)] | None
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
@@ -108,8 +109,8 @@ class Loss(Section):
 class Seeds(Section):
     """`weights`: the initial weights. `training`: shuffling and dropout."""
 
-    weights: Annotated[int, Field(ge=0, lt=2**63)] = 42
-    training: Annotated[int, Field(ge=0, lt=2**63)] = 42
+    weights: Seed = 42
+    training: Seed = 42
 
 
 class Evaluation(Section):
@@ -124,6 +125,30 @@ class Checkpoint(Section):
 
     every: Interval = 617
     keep: Count = 3
+
+
+class Tracking(Section):
+    """Who else is shown a run's curves while it trains, under which project; `space`: a Space on the Hub for trackio's.
+
+    Nothing is sent anywhere without `wandb` or a `space`.
+    """
+
+    trackers: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()
+    project: Annotated[str, Field(pattern=rf"^{NAME_PATTERN}$")] = "isobatch"
+    space: Text | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> "Tracking":
+        problems = []
+        if len(set(self.trackers)) < len(self.trackers):
+            problems.append(f"trackers: must name each once, got {', '.join(self.trackers)}")
+        if self.space is not None and (problem := repository_problem(self.space)):
+            problems.append(f"space: {problem}")
+        elif self.space is not None and "trackio" not in self.trackers:
+            problems.append("space: must be null without trackio among the trackers")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
 
 class Hub(Section):
@@ -175,6 +200,7 @@ class RunConfig(Section):
     seeds: Seeds = Seeds()
     evaluation: Evaluation = Evaluation()
     checkpoint: Checkpoint = Checkpoint()
+    tracking: Tracking = Tracking()
     hub: Hub = Hub()
     init_from: Text | None = None
     reproducibility: Literal["rounding", "bitwise"] = "rounding"

@@ -24,7 +24,20 @@ STAND_INS: dict[str, Any] = {
 
 
 class ConfigError(UserError):
-    """One or more problems of a run config, all in one message."""
+    """One or more problems of a config, all in one message."""
+
+    def __init__(self, text: str, *more: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(text, *more)
+        self.problems = list(problems) or [text]
+        """Each problem, without the file that leads the message."""
+
+
+def refusal(where: str, problems: Sequence[str]) -> ConfigError:
+    """The one message for all the problems of a config, of which there is at least one."""
+    if len(problems) == 1:
+        return ConfigError(f"{where}: {problems[0]}", problems=problems)
+    lines = [f"  - {problem}" for problem in problems]
+    return ConfigError(f"{where} has {len(problems)} problems:", *lines, problems=problems)
 
 
 def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: Sequence[str] = ()) -> RunConfig:
@@ -52,9 +65,7 @@ def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: 
             if not newly_mended:
                 break
     if problems:
-        if len(problems) == 1:
-            raise ConfigError(f"{where}: {problems[0]}")
-        raise ConfigError(f"{where} has {len(problems)} problems:", *(f"  - {problem}" for problem in problems))
+        raise refusal(where, problems)
     return config
 
 
@@ -104,12 +115,12 @@ def _problems(error: ValidationError, mended: set[str]) -> list[tuple[tuple[str,
                 found.append((first, "" if _is_about(sentence, mended) else sentence))
                 found += [(other, "") for other in others]  # of two keys that do not fit, either may be a default
         else:
-            rule = _rule(kind, item["msg"], item.get("ctx", {}))
+            rule = rule_of(kind, item["msg"], item.get("ctx", {}))
             found.append((location, f"{key}: {rule}, got {written(value)}"))
     return found
 
 
-def _rule(kind: str, message: str, context: dict[str, Any]) -> str:
+def rule_of(kind: str, message: str, context: dict[str, Any]) -> str:
     """Pydantic's rule in the words of the other messages."""
     rules = {
         "model_type": "must be a section with keys",

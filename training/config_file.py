@@ -35,8 +35,24 @@ def load_run_config(run: str, overrides: Sequence[str] = ()) -> RunConfig:
     path = _config_path(run)
     problems: list[str] = []
     raw = _resolve(path, [_split_override(override) for override in overrides], (), problems)
-    where = f"{_shown(path)} with --set" if overrides else _shown(path)
+    where = f"{shown(path)} with --set" if overrides else shown(path)
     return config_from_mapping({**raw, "name": path.stem, "overrides": [*overrides]}, where, problems)
+
+
+def run_config_within(path: Path, name: str, own: Mapping[str, Any]) -> RunConfig:
+    """The config of a run that has no file of its own: `own` holds what such a file would.
+
+    Args:
+        path: of the file that the values come from; `base` is looked for beside it, or in configs/.
+        name: the run's.
+        own: keys as in a run config, `base` and `interventions` among them.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    problems: list[str] = []
+    raw = _resolve_values(dict(own), path, [], (), problems)
+    return config_from_mapping({**raw, "name": name}, f"{shown(path)}: {name}", problems)
 
 
 def run_name(run: str) -> str:
@@ -70,9 +86,19 @@ def _resolve(
 ) -> dict[str, Any]:
     """The values of one file: its base, its own keys, its interventions and the overrides, merged in that order."""
     if path.resolve() in seen:
-        raise ConfigError(f"{_shown(path)}: base leads back to this file; a config cannot be its own base")
-    own = read_yaml(path)
-    where = f"{_shown(path)}: " if seen else ""
+        raise ConfigError(f"{shown(path)}: base leads back to this file; a config cannot be its own base")
+    return _resolve_values(read_yaml(path), path, overrides, seen, problems)
+
+
+def _resolve_values(
+    own: dict[str, Any],
+    path: Path,
+    overrides: list[tuple[str, Any]],
+    seen: tuple[Path, ...],
+    problems: list[str],
+) -> dict[str, Any]:
+    """The same for the values `own` of the file at `path`."""
+    where = f"{shown(path)}: " if seen else ""
     is_record = own.get("resolved") is True  # a run's config.yaml: base and interventions are in the values already
     for key in RECORD:
         if key in own and (key == "name" or not is_record):
@@ -83,7 +109,7 @@ def _resolve(
     if is_record:
         if choices:
             raise ConfigError(
-                f"--set {min(choices)}: {_shown(path)} is the record of a run, with base and interventions in its "
+                f"--set {min(choices)}: {shown(path)} is the record of a run, with base and interventions in its "
                 "values; start from the config that the run was started from"
             )
         return _merge(own, values)
@@ -102,9 +128,9 @@ def _resolve(
 def _base_path(base: Any, path: Path) -> Path:
     """The file that the base of the config at `path` is in: beside it, or in configs/."""
     if not isinstance(base, str):
-        raise ConfigError(f"{_shown(path)}: base: must be the name of another config, got {written(base)}")
+        raise ConfigError(f"{shown(path)}: base: must be the name of another config, got {written(base)}")
     beside = path.parent / (base if base.endswith((".yaml", ".yml")) else f"{base}.yaml")
-    return beside if beside.is_file() else _config_path(base, f"{_shown(path)}: base: ")
+    return beside if beside.is_file() else _config_path(base, f"{shown(path)}: base: ")
 
 
 def _interventions(names: Any, where: str, problems: list[str]) -> list[tuple[str, dict[str, Any]]]:
@@ -121,7 +147,7 @@ def _interventions(names: Any, where: str, problems: list[str]) -> list[tuple[st
     found = [(name, known[name]) for name in names if name in known]
     for name, intervention in found:
         if not isinstance(intervention, dict) or not isinstance(intervention.get("set"), dict):
-            raise ConfigError(f"{_shown(INTERVENTIONS)}: {name}: must have a section `set` with what it changes")
+            raise ConfigError(f"{shown(INTERVENTIONS)}: {name}: must have a section `set` with what it changes")
     return [(name, intervention["set"]) for name, intervention in found]
 
 
@@ -155,7 +181,7 @@ def _nested(overrides: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """The path as a user would type it: relative to the repository where it lies in it."""
     absolute = path.resolve()
     return str(absolute.relative_to(REPOSITORY)) if absolute.is_relative_to(REPOSITORY) else str(path)

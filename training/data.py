@@ -57,6 +57,18 @@ class TrainingData:
         )
         return order if positions is None else order[positions.start : positions.stop]
 
+    def sequences_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Numbers, within the rows, of the sequences at some places, increasing, from the run's beginning; same shape.
+
+        Place n is that of the n-th sequence trained on, from 0, over steps and epochs.
+        """
+        epochs, positions = np.divmod(places, self.rows.count)
+        if self.shuffle_seed is None:
+            return positions
+        firsts = np.flatnonzero(np.diff(epochs, prepend=-1))
+        parts = zip(epochs[firsts].tolist(), np.split(positions, firsts[1:]), strict=True)
+        return np.concatenate([permuted(part, self.rows.count, self.shuffle_seed, epoch) for epoch, part in parts])
+
     def read(self, step: int, positions: range) -> Batch:
         """Inputs and targets, each (B, T) int64, of the sequences at some positions of a step."""
         return self.rows.read(self.sequences(step, positions))

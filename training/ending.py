@@ -3,10 +3,8 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 from tokenizers import Tokenizer
 
-from model.generation import generate
 from model.gpt import GPT
 from training.checkpoint import TrainingState
 from training.document_rows import AnyRows
@@ -14,6 +12,7 @@ from training.loss import IGNORED
 from training.metrics import RunLog
 from training.metrics_file import read_metrics
 from training.report import summary_lines, write_report
+from training.sampling import Draw, continue_text
 from training.tokenizer import decode_known, end_of_text_id
 
 SAMPLE_PROMPT_TOKENS = 16
@@ -74,6 +73,5 @@ def sample_text(model: GPT, rows: AnyRows, tokenizer: Tokenizer, dataset: Path, 
     first_target = int((targets[0] != IGNORED).nonzero()[0])
     prompt = inputs[0, : first_target + 1 if first_target else SAMPLE_PROMPT_TOKENS].tolist()
     end_of_text = end_of_text_id(tokenizer, dataset / "dataset.json")
-    with torch.no_grad():
-        ids = generate(model, prompt, SAMPLE_TOKENS, 0.8, 50, seed, end_of_text)
+    ids = continue_text(model, prompt, tokenizer, end_of_text, Draw(SAMPLE_TOKENS, seed=seed))
     return decode_known(tokenizer, prompt), decode_known(tokenizer, ids)

@@ -3,22 +3,19 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from training.config import Precision, RunConfig
-from training.data import check_vocabulary, open_validation, provide_dataset, tokenizer_file
-from training.distributed import Group, Process
+from training.config import Precision
+from training.distributed import Group
 from training.document_rows import AnyRows
-from training.errors import UserError
 from training.loss import IGNORED, SequenceLoss
-from training.restore import load_model
 from training.step import autocast, in_units, to_device
-from training.tokenizer import load_tokenizer, token_byte_lengths
+
+BAR = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
 
 
 @dataclass(frozen=True)
@@ -92,27 +89,5 @@ def evaluate(
     return Evaluated(loss_sum, int(target_tokens), None if byte_lengths is None else int(target_bytes))
 
 
-def evaluate_checkpoint(folder: Path, config: RunConfig, datasets: Path) -> Evaluated:
-    """Evaluates a checkpoint as its run's last validation does: everything, in the run's precision.
-
-    Raises:
-        UserError: the checkpoint or the data are not whole, or this machine lacks the precision.
-    """
-    process, precision = Process.from_environment(), config.precision
-    if precision.amp == "fp16" and process.device.type == "cpu":
-        raise UserError(
-            f"{folder}: its run has precision.amp fp16, which needs a GPU; evaluate it on a machine with one"
-        )
-    torch.set_float32_matmul_precision(precision.matmul)
-    module = SequenceLoss(load_model(folder).to(process.device))
-    provide_dataset(config.data, datasets)
-    rows = open_validation(config, datasets / config.data.dataset)
-    tokenizer = tokenizer_file(config.data, datasets)
-    lengths = token_byte_lengths(load_tokenizer(tokenizer), config.model.vocab_size) if tokenizer else None
-    with process.group() as group:
-        check_vocabulary(rows, config.model.vocab_size, group)
-        return evaluate(module, rows, range(rows.count), config.batch.microbatch, precision, group, lengths)
-
-
 def _with_progress(parts: list[range], shown: bool) -> Iterable[range]:
-    return tqdm(parts, "evaluating", leave=False, delay=2, disable=None if shown else True)
+    return tqdm(parts, "evaluating", leave=False, delay=2, disable=None if shown else True, bar_format=BAR)

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+RUN_LOCK = ".lock"
+"""Its name in the folder of a run, held by the process that trains it."""
+
 
 class BusyError(Exception):
     """Another process holds the lock."""
@@ -44,9 +47,18 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[None]:
         yield
 
 
-def _taken(descriptor: int) -> bool:
+def is_held(path: Path) -> bool:
+    """Whether some process holds a lock file; False where there is none, or where it cannot be told."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with path.open("rb") as lock:
+            return not _taken(lock.fileno(), fcntl.LOCK_SH)
+    except OSError:
+        return False
+
+
+def _taken(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
+from training import lock
 from training.checkpoint import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
@@ -27,6 +29,31 @@ def find_run(name: str, checkpoints: Path) -> Path:
         if _is_run(folder):
             return folder
     raise UserError(f"{name!r}: there is no such run; {_remedy(checkpoints)}")
+
+
+def find_runs(names: Iterable[str], checkpoints: Path) -> list[Path]:
+    """Finds the folders of several runs, each once, in the order of their names.
+
+    Args:
+        names: as for `find_run`; a folder that is no run but holds some stands for all of them, in alphabetical order.
+        checkpoints: the folder of the runs.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    found: dict[Path, Path] = {}
+    for name in names:
+        group = next((place for place in _places(name, checkpoints) if _is_run(place) or _runs_in(place)), None)
+        folders = [find_run(name, checkpoints)] if group is None or _is_run(group) else _runs_in(group)
+        for folder in folders:
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def find_run_or_beginning(name: str, checkpoints: Path) -> Path:
+    """The same, and the folder of a run that has recorded nothing yet, if a process holds it."""
+    beginning = [folder for folder in _places(name, checkpoints) if lock.is_held(folder / lock.RUN_LOCK)]
+    return beginning[0] if beginning else find_run(name, checkpoints)
 
 
 def find_model(name: str, checkpoints: Path) -> Found:
@@ -90,6 +117,14 @@ def _places(name: str, checkpoints: Path) -> list[Path]:
     return [path] if name.startswith((".", os.sep)) else [checkpoints / name, path]
 
 
+def _runs_in(folder: Path) -> list[Path]:
+    """The runs that lie in a folder."""
+    try:
+        return sorted(run for run in folder.iterdir() if run.is_dir() and _is_run(run))
+    except OSError:
+        return []
+
+
 def _is_run(folder: Path) -> bool:
     try:
         return (folder / "metrics.jsonl").is_file() or bool(list_checkpoints(folder))
@@ -98,5 +133,5 @@ def _is_run(folder: Path) -> bool:
 
 
 def _remedy(checkpoints: Path) -> str:
-    runs = sorted(folder.name for folder in checkpoints.iterdir() if _is_run(folder)) if checkpoints.is_dir() else []
-    return f"give the path of a folder, or one of the runs in {checkpoints}: {', '.join(runs) or 'none'}"
+    runs = ", ".join(run.name for run in _runs_in(checkpoints)) or "none"
+    return f"give the path of a folder, or one of the runs in {checkpoints}: {runs}"

@@ -1,9 +1,8 @@
-"""What a run records: metrics.jsonl, the lines on the terminal, and the steps whose results are still on the device."""
+"""What a run records: metrics.jsonl, what is shown of it, and the steps whose results are still on the device."""
 
 import json
 import math
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from training.distributed import Group
 from training.evaluation import Evaluated
+from training.pace import Pace
+from training.progress import Best, Progress
 from training.step import StepResult
 
 SECONDS_BETWEEN_READS = 1.0
-SECONDS_BETWEEN_LINES = 10.0
 MOST_NONFINITE_IN_A_ROW = 5
 
 
@@ -138,13 +137,20 @@ def _record(
 class RunLog:
     """metrics.jsonl and the progress shown, of the one process that writes; the same calls do nothing elsewhere."""
 
-    def __init__(self, path: Path, is_main: bool, total_steps: int, clip_norm: float | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        is_main: bool,
+        total_steps: int,
+        clip_norm: float | None,
+        evaluate_every: int | None = None,
+        save_every: int | None = None,
+    ) -> None:
         self._path = path
         self._is_main = is_main
-        self._total_steps = total_steps
         self._clip_norm = clip_norm
-        self._said = 0.0
-        self._bar: tqdm[Any] | None = None
+        self._pace = Pace(total_steps, evaluate_every, save_every)
+        self._progress = Progress(self._pace)
         self.seconds = 0.0
         """Training time since the run's beginning, over resumes."""
         self.all_reduces: int | None = None
@@ -153,11 +159,11 @@ class RunLog:
         self.tokens = 0
         """Input tokens since the run's beginning, over resumes."""
 
-    def start(self, step: int, seconds: float, tokens: int) -> None:
-        """Begins at a step of the run, having trained for some seconds on some tokens."""
+    def start(self, step: int, seconds: float, tokens: int, best: Best | None = None) -> None:
+        """Begins at a step of the run, having trained for some seconds on some tokens; with the best so far."""
         self.seconds, self.tokens = seconds, tokens
         if self._is_main:
-            self._bar = tqdm(total=self._total_steps, initial=step, unit="step", disable=None, dynamic_ncols=True)
+            self._progress.start(step, best)
 
     def steps(self, records: list[StepRecord], seconds: float) -> None:
         """Records steps that together took some seconds."""
@@ -177,22 +183,31 @@ class RunLog:
                     out_of_range=record.out_of_range,
                 )
         if records and self._is_main:
-            self._show(records[-1], len(records), seconds, tokens_per_second)
+            self._pace.trained(len(records), seconds)
+            self._progress.show(records[-1].step, records[-1].loss, tokens_per_second)
 
-    def validation(self, step: int, evaluated: Evaluated) -> None:
-        """Records a validation loss."""
+    def validation(self, step: int, evaluated: Evaluated, seconds: float, best: Best | None) -> None:
+        """Records a validation loss, how long it took to measure, and says it and the best so far."""
         values = {"loss": evaluated.loss, "target_tokens": evaluated.target_tokens}
-        self._write({"kind": "validation", "step": step, **values, "bits_per_byte": evaluated.bits_per_byte})
-        self.say(f"step {step:,}: validation loss {evaluated.loss:.4f} over {evaluated.target_tokens:,} tokens")
+        measured = {"bits_per_byte": evaluated.bits_per_byte, "seconds": seconds}
+        self._write({"kind": "validation", "step": step, **values, **measured})
+        self._pace.paused("evaluation", seconds)
+        if self._is_main:
+            self._progress.validation(step, evaluated.loss, evaluated.target_tokens, best)
 
     def event(self, step: int, event: str, **values: Any) -> None:
         """Records something that happened after `step` updates."""
         self._write({"kind": "event", "step": step, "event": event, **values})
 
+    def checkpoint(self, step: int, name: str, is_best: bool, seconds: float) -> None:
+        """Records a checkpoint, and how long it took."""
+        self.event(step, "checkpoint", checkpoint=name, best=is_best, seconds=seconds)
+        self._pace.paused("checkpoint", seconds)
+
     def say(self, text: str) -> None:
-        """Prints a line, once, without tearing the progress bar."""
+        """Prints a line, once."""
         if self._is_main:
-            tqdm.write(text, file=sys.stderr)
+            self._progress.say(text)
 
     def sync(self) -> None:
         """Flushes what has been written to the disk."""
@@ -201,9 +216,8 @@ class RunLog:
                 os.fsync(file.fileno())
 
     def close(self) -> None:
-        """Ends the progress bar."""
-        if self._bar is not None:
-            self._bar.close()
+        """Ends what is shown of the progress."""
+        self._progress.close()
 
     def _train_line(self, record: StepRecord, tokens_per_second: float) -> dict[str, Any]:
         clipped = self._clip_norm is not None and not record.skipped and record.grad_norm > self._clip_norm
@@ -231,17 +245,3 @@ class RunLog:
             }
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(finite, allow_nan=False) + "\n")
-
-    def _show(self, record: StepRecord, steps: int, seconds: float, tokens_per_second: float) -> None:
-        assert self._bar is not None, "start() comes first"
-        loss = "no targets" if record.loss is None else f"loss {record.loss:.4f}"
-        if not self._bar.disable:
-            self._bar.set_postfix_str(f"{loss}, {tokens_per_second:,.0f} tokens/s", refresh=False)
-            self._bar.update(steps)
-        elif time.perf_counter() - self._said > SECONDS_BETWEEN_LINES or record.step == self._total_steps:
-            self._said = time.perf_counter()
-            left = (self._total_steps - record.step) * seconds / steps
-            self.say(
-                f"step {record.step:,} of {self._total_steps:,}: {loss}, {tokens_per_second:,.0f} tokens/s, "
-                f"{tqdm.format_interval(left)} left"
-            )

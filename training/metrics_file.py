@@ -33,6 +33,7 @@ VALIDATION_FIELDS: dict[str, type] = {
     "target_tokens": int,
     "bits_per_byte": float,
 }
+FIELDS = {"train": TRAIN_FIELDS, "validation": VALIDATION_FIELDS}
 # What a field takes from JSON, and up to which size: a float may lack its point; 1e999 is read as infinity.
 ACCEPTED = {int: ((int,), 2**53), float: ((int, float), sys.float_info.max), bool: ((bool,), 1)}
 
@@ -55,6 +56,12 @@ class Metrics:
     def events_named(self, *names: str) -> list[Event]:
         """The events of these names, in the order of the file."""
         return [event for event in self.events if event["event"] in names]
+
+    @property
+    def ending(self) -> str:
+        """finished, stopped or interrupted; start or resume for a run that goes on or was killed."""
+        events = self.events_named("start", "resume", "finished", "stopped", "interrupted")
+        return str(events[-1]["event"]) if events else "start"
 
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
@@ -94,9 +101,10 @@ def read_metrics(path: Path) -> Metrics:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             try:
-                kind, row = _parse_line(line)
-                if kind != "event" and rows[kind] and row[0] <= rows[kind][-1][0]:
-                    raise ValueError(f"step {row[0]} comes after step {rows[kind][-1][0]}")
+                row = read_row(line)
+                kind, step = row["kind"], row["step"]
+                if kind != "event" and rows[kind] and step <= rows[kind][-1][0]:
+                    raise ValueError(f"step {step} comes after step {rows[kind][-1][0]}")
             except ValueError as problem:
                 if not line.endswith(b"\n"):
                     break
@@ -104,7 +112,7 @@ def read_metrics(path: Path) -> Metrics:
                     f"{path}, line {number}: {problem}; each line is one JSON object as training writes it; "
                     "remove or repair the line"
                 ) from problem
-            rows[kind].append(row)
+            rows[kind].append(tuple(row[name] for name in FIELDS[kind]) if kind in FIELDS else row)
     return Metrics(
         train=np.array(rows["train"], dtype=list(TRAIN_FIELDS.items())),
         validation=np.array(rows["validation"], dtype=list(VALIDATION_FIELDS.items())),
@@ -118,16 +126,18 @@ def require_file(path: Path) -> None:
         raise UserError(f"{path}: there is no such file; training writes it; name the folder of a run that has begun")
 
 
-def _parse_line(line: bytes) -> tuple[str, Any]:
-    """The kind of a line, and its values in the order of the fields (an event: the object itself)."""
+def read_row(line: bytes) -> dict[str, Any]:
+    """The object of a line, its fields as they must be; a null is nan in a train or validation row.
+
+    Raises:
+        ValueError: it is not a row of the format.
+    """
     row = json.loads(line, parse_constant=_refuse_constant)
     kind = row.get("kind") if isinstance(row, dict) else None
     if kind == "event" and type(row.get("step")) is int and isinstance(row.get("event"), str):
-        return "event", row
-    if kind == "train":
-        return "train", tuple(_value(row, name, wanted) for name, wanted in TRAIN_FIELDS.items())
-    if kind == "validation":
-        return "validation", tuple(_value(row, name, wanted) for name, wanted in VALIDATION_FIELDS.items())
+        return dict(row)
+    if isinstance(kind, str) and kind in FIELDS:
+        return {**row, **{name: _value(row, name, wanted) for name, wanted in FIELDS[kind].items()}}
     raise ValueError("it is no train, validation or event row")
 
 
@@ -162,6 +172,21 @@ def cut_back(path: Path, step: int) -> None:
     beside = path.with_name(f".{path.name}.new")
     beside.write_bytes(b"".join(kept))
     os.replace(beside, path)
+
+
+def first_value(path: Path, key: str) -> str | None:
+    """The text that the first event to have it gives under a key; None if none does, or there is no such file.
+
+    Events of a run's beginning stand at the top, so this reads a line or two of a long file.
+    """
+    try:
+        with path.open("rb") as lines:
+            for line in lines:
+                if key.encode() in line and isinstance(value := json.loads(line).get(key), str):
+                    return value
+    except (OSError, ValueError, AttributeError):
+        return None
+    return None
 
 
 def recorded_steps(path: Path, step: int) -> int:

@@ -18,6 +18,10 @@ from training.charts import draw_charts
 from training.metrics_file import Metrics, read_metrics, require_file
 from training.yaml_reader import read_yaml
 
+DIGESTS = {"Initial weights": "weights_sha256", "Data order": "data_order_sha256"}
+DIGESTS |= {"Validation data": "validation_sha256", "Tokenizer": "tokenizer_sha256"}
+"""What two runs share if they have the same digest of it; docs/comparing.md says what each covers."""
+
 
 def summary_lines(metrics: Metrics) -> list[str]:
     """The lines that training prints at its end; the first four are worded as the forerunner's were.
@@ -28,7 +32,7 @@ def summary_lines(metrics: Metrics) -> list[str]:
         return ["No step has been trained yet"]
     last = metrics.train[-1]
     seconds, tokens = float(last["seconds"]), int(last["tokens"])
-    state = "complete" if _ending(metrics) == "finished" else f"reached {_progress(metrics)}"
+    state = "complete" if metrics.ending == "finished" else f"reached {_progress(metrics)}"
     lines = [f"Training {state} in {seconds:,.3f} seconds", f"Tokens seen: {tokens:,}"]
     if seconds > 0:
         lines.append(f"Throughput: {tokens / seconds:,.0f} tokens/second")
@@ -38,12 +42,6 @@ def summary_lines(metrics: Metrics) -> list[str]:
         final = _number(metrics.validation[-1]["loss"], ".3f")
         lines.append(f"Final validation loss: {final} (best: {best['loss']:.3f} at step {best['step']:,})")
     return lines
-
-
-def _ending(metrics: Metrics) -> str:
-    """finished, stopped or interrupted; start or resume for a run that goes on or was killed."""
-    events = metrics.events_named("start", "resume", "finished", "stopped", "interrupted")
-    return str(events[-1]["event"]) if events else "start"
 
 
 def _progress(metrics: Metrics) -> str:
@@ -109,7 +107,7 @@ def _status(metrics: Metrics) -> str:
         "stopped": "Stopped by `--stop-after`, can be resumed",
         "interrupted": "Interrupted, can be resumed",
     }
-    return f"{endings.get(_ending(metrics), 'Not finished')}: {_progress(metrics)}."
+    return f"{endings.get(metrics.ending, 'Not finished')}: {_progress(metrics)}."
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
@@ -185,6 +183,9 @@ def _run_section(metrics: Metrics, config: dict[str, Any]) -> list[str]:
     dataset = str((config.get("data") or {}).get("dataset", "not known"))
     revision = begin.get("dataset_revision")
     rows.append(("Dataset", f"{dataset}, revision {revision}" if revision else dataset))
+    for title, key in DIGESTS.items():
+        if begin.get(key):
+            rows.append((f"{title}, sha256", f"`{begin[key]}`"))
     rows.append(("Steps", _progress(metrics).removeprefix("step ")))
     if len(metrics.train):
         last = metrics.train[-1]

@@ -22,12 +22,12 @@ from training.yaml_reader import yaml_text
 
 CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
-LOCK = ".lock"
+LOCK = lock.RUN_LOCK
 SECONDS_TO_WAIT_FOR_LOCK = 5.0
 LAUNCH = ".launch"
 OURS = re.compile(
     r"step_\d+|latest|best|config\.yaml|metrics\.jsonl|report\.md|(loss|grad_norm|learning_rate)\.png"
-    r"|hub|\.(lock|launch)|\..*\.(new|partial|old)"
+    r"|events\.out\.tfevents\.\d+\.isobatch|tracking|hub|\.(lock|launch)|\..*\.(new|partial|old)"
 )
 """Names that a run's folder has from us."""
 

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from model.gpt import build_gpt
+from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
-from training.checkpoint import FOR_THE_MODEL, TrainingState, list_checkpoints, problem_of
+from training.checkpoint import FOR_THE_MODEL, TrainingState, list_checkpoints, problem_of, weights_digest
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import (
@@ -22,6 +23,7 @@ from training.data import (
     provide_dataset,
     tokenizer_file,
 )
+from training.digests import data_order_digest, file_digest, validation_digest
 from training.distributed import Group
 from training.document_rows import AnyRows
 from training.errors import UserError
@@ -30,11 +32,13 @@ from training.hub.background_upload import BackgroundUploads, remove_held
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog
+from training.metrics_file import first_value
 from training.optimizer import build_optimizer
 from training.restore import broadcast_optimizer, load_optimizer, load_weights
 from training.run_folder import METRICS, Opening
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
+from training.tracking.trackers import Trackers
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,16 @@ class Session:
     trainer: Trainer
     validation: AnyRows | None
     tokenizer: Tokenizer | None
+    tokenizer_path: Path | None
     byte_lengths: NDArray[np.int64] | None
     dataset_revision: str | None
     log: RunLog
     uploads: BackgroundUploads | None
     """Of the process that saves, where hub.every is set."""
+    trackers: Trackers | None
+    """Of the same process, where the config names some."""
+    reports: BackgroundReport | None
+    """Of the process that saves."""
 
     @property
     def config(self) -> RunConfig:
@@ -67,6 +76,18 @@ class Session:
     def module(self) -> SequenceLoss:
         """The model with its loss, without DDP."""
         return self.trainer.module
+
+    def end(self) -> None:
+        """Ends what is shown of the progress, and the process that writes the report; also a second time."""
+        self.log.close()
+        if self.reports is not None:
+            self.reports.close()
+
+    def leave(self) -> None:
+        """The same, and removes what is kept for uploads, whatever has ended the run."""
+        self.end()
+        if self.uploads is not None:
+            self.uploads.abandon()
 
 
 def build(
@@ -95,7 +116,8 @@ def build(
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
     gradients = gradient_sums(SequenceLoss(model), group, config.bitwise)
-    log = RunLog(folder / METRICS, process.is_main, data.total_steps, config.optimizer.clip_norm)
+    clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
+    log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     return Session(
         folder=folder,
@@ -104,11 +126,32 @@ def build(
         trainer=trainer,
         validation=validation,
         tokenizer=tokenizer,
+        tokenizer_path=tokenizer_path,
         byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
         dataset_revision=revision,
         log=log,
         uploads=uploads_of(config, folder, log) if process.is_main else None,
+        trackers=Trackers(folder, config, log) if process.is_main and config.tracking.trackers else None,
+        reports=BackgroundReport(folder, log.say) if process.is_main else None,
     )
+
+
+def digests(session: Session, opening: Opening) -> dict[str, str | None]:
+    """What a run begins with and reads, for the record: two runs share what they have the same digest of.
+
+    After a resumption the weights' is still that of the initial ones, carried over from the run's first record; None
+    where that is lost.
+    """
+    initial = opening.checkpoint is None
+    weights = (
+        weights_digest(session.module.model) if initial else first_value(session.folder / METRICS, "weights_sha256")
+    )
+    return {
+        "weights_sha256": weights,
+        "data_order_sha256": data_order_digest(session.data),
+        "validation_sha256": validation_digest(session.validation) if session.validation is not None else None,
+        "tokenizer_sha256": file_digest(session.tokenizer_path) if session.tokenizer_path is not None else None,
+    }
 
 
 def uploads_of(config: RunConfig, folder: Path, log: RunLog) -> BackgroundUploads | None:

@@ -130,6 +130,11 @@ def decode_known(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
     return text
 
 
+def ids_without_token(tokenizer: Tokenizer, vocab_size: int, end_of_text: int | None) -> list[int]:
+    """The rows of a model that stand for no token, in order; the end of text ends one, whether it has a name or not."""
+    return sorted(set(range(vocab_size)) - set(tokenizer.get_vocab().values()) - {end_of_text})
+
+
 def token_byte_lengths(tokenizer: Tokenizer, vocab_size: int) -> NDArray[np.int64] | None:
     """Number of UTF-8 bytes that each token id stands for, the denominator of bits per byte.
 

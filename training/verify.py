@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from training.checkpoint import MANIFEST, MODEL
-from training.config import REPOSITORY, RunConfig
+from training.config import RunConfig
 from training.errors import RunError, UserError
 from training.layout import plan_layout
 from training.metrics_file import read_metrics
+from training.torchrun import started, training_command, what_it_said
 
 TOLERANCES = {"float32": 1e-5, "tf32": 1e-3, "bf16": 2e-3, "fp16": 2e-3}
 """Largest relative difference of a loss that rounding explains over a few steps; of a gradient norm ten times that."""
@@ -173,23 +173,16 @@ def _launch(
 ) -> float:
     """Trains in `output`; returns the seconds that took."""
     processes, microbatch = layout
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    command += [str(REPOSITORY / "ddp_train.py"), run, str(datasets), "--output", str(output)]
-    command += ["--stop-after", str(steps)]
-    command += [word for override in (*config.overrides, *OFF) for word in ("--set", override)]
-    command += ["--microbatch", str(microbatch)] if microbatch is not None else []
-    started = time.monotonic()
-    quiet = subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=subprocess.PIPE, text=True) as launcher:
-        try:
-            _, errors = launcher.communicate()
-        except BaseException:
-            launcher.terminate()  # killed, it could not end its workers; leaving `with` waits for it
-            raise
+    options = ["--output", str(output), "--stop-after", str(steps)]
+    options += [word for override in (*config.overrides, *OFF) for word in ("--set", override)]
+    options += ["--microbatch", str(microbatch)] if microbatch is not None else []
+    begun = time.monotonic()
+    with started(training_command(run, datasets, processes, *options), subprocess.PIPE) as launcher:
+        _, errors = launcher.communicate()
     if launcher.returncode:
-        said = next((line for line in errors.splitlines() if line.startswith("error: ")), errors[-2000:])
+        said = what_it_said(errors)
         raise RunError(f"{processes} processes: training ended with status {launcher.returncode}; {said}")
-    return time.monotonic() - started
+    return time.monotonic() - begun
 
 
 def _read(folder: Path, config: RunConfig, layout: tuple[int, int | None], seconds: float) -> Measured:

@@ -26,7 +26,7 @@ from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
 from training.exchange.left_behind import remove_left_behind
 from training.preparation.dataset_files import staged_folder
 from training.restore import load_model
-from training.tokenizer import end_of_text_id, load_tokenizer
+from training.tokenizer import end_of_text_id, ids_without_token, load_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 
@@ -158,11 +158,6 @@ def _generation_config(model: GPT, tokenizer: Tokenizer | None, end_of_text: int
     if tokenizer is not None and (without := ids_without_token(tokenizer, model.config.vocab_size, end_of_text)):
         values["suppress_tokens"] = without
     return values
-
-
-def ids_without_token(tokenizer: Tokenizer, vocab_size: int, end_of_text: int | None) -> list[int]:
-    """The rows of a model that stand for no token, in order; the end of text ends one, whether it has a name or not."""
-    return sorted(set(range(vocab_size)) - set(tokenizer.get_vocab().values()) - {end_of_text})
 
 
 def _tokenizer_config(tokenizer: Tokenizer, end_of_text: int | None, context_length: int) -> dict[str, Any]:

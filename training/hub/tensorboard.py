@@ -7,7 +7,7 @@ the same metrics give the same bytes.
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from training.metrics_file import Metrics
 
@@ -25,19 +25,34 @@ def event_file(metrics: Metrics) -> bytes:
     Its clock is the training time since the run's beginning, in seconds.
     """
     seconds = dict(zip(metrics.train["step"].tolist(), metrics.train["seconds"].tolist(), strict=True))
-    events = [(0.0, 0, _text(3, b"brain.Event:2"))]
+    events = []
     for rows, tags in ((metrics.train, TRAIN), (metrics.validation, VALIDATION)):
-        columns = [(tag.encode(), rows[name].tolist()) for name, tag in tags.items()]
+        columns = [(tag, rows[name].tolist()) for name, tag in tags.items()]
         for number, step in enumerate(rows["step"].tolist()):
-            values = [(tag, column[number]) for tag, column in columns if math.isfinite(column[number])]
-            events.append((seconds.get(step, 0.0), step, _summary(values)))
-    events.sort(key=lambda event: event[1])
-    return b"".join(_record(b"\x09" + struct.pack("<d", time) + _number(2, step) + body) for time, step, body in events)
+            values = {tag: column[number] for tag, column in columns if math.isfinite(column[number])}
+            events.append((step, seconds.get(step, 0.0), values))
+    events.sort(key=lambda event: event[0])
+    return version() + b"".join(scalars(time, step, values) for step, time, values in events)
 
 
-def _summary(values: Iterable[tuple[bytes, float]]) -> bytes:
-    entries = (_text(1, tag) + b"\x15" + struct.pack("<f", value) for tag, value in values)
-    return _text(5, b"".join(_text(1, entry) for entry in entries))
+def version() -> bytes:
+    """The record that each file begins with."""
+    return _event(0.0, 0, _text(3, b"brain.Event:2"))
+
+
+def restart(time: float, step: int) -> bytes:
+    """A record by which a reader forgets what it has read of this step and of those after it: a SessionLog's START."""
+    return _event(time, step, _text(7, b"\x08\x01"))
+
+
+def scalars(time: float, step: int, values: Mapping[str, float]) -> bytes:
+    """The record of a step's values by their tags; time in seconds."""
+    entries = (_text(1, tag.encode()) + b"\x15" + struct.pack("<f", value) for tag, value in values.items())
+    return _event(time, step, _text(5, b"".join(_text(1, entry) for entry in entries)))
+
+
+def _event(time: float, step: int, body: bytes) -> bytes:
+    return _record(b"\x09" + struct.pack("<d", time) + _number(2, step) + body)
 
 
 def _number(field: int, value: int) -> bytes:

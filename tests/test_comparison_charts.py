@@ -1,0 +1,56 @@
+"""The pictures of a comparison: who is drawn and how; that they are drawn."""
+
+from pathlib import Path
+
+from small_results import write_import, write_result
+
+from training.laboratory.comparison import Comparison, compare_results
+from training.laboratory.comparison_charts import draw_comparison, drawn_groups, group_styles
+from training.laboratory.results import RunResult, read_results
+
+
+def many_groups(place: Path, count: int) -> tuple[Comparison, list[RunResult]]:
+    folders = [
+        write_result(place / f"run-{index}", 4.0 + index / 100, optimizer={"eps": 1.0 + index})
+        for index in range(count)
+    ]
+    results = read_results(folders)
+    return compare_results(results, "run-3"), results
+
+
+def test_each_group_looks_different_also_in_grey(tmp_path: Path) -> None:
+    comparison, _ = many_groups(tmp_path, 24)
+    everywhere = group_styles(comparison, 24).values()
+    assert len({(style.colour, style.line) for style in everywhere}) == 24
+    styles = {group: style for group, style in group_styles(comparison).items() if style.named}
+    assert len(styles) == 11
+    looks = {(style.line, style.marker) for style in styles.values()}
+    assert len({(style.colour, style.line) for style in styles.values()}) == 11
+    assert len(looks) >= 10  # the baseline is told by its width and its black
+    assert (styles["run-3"].colour, styles["run-3"].width) == ("#000000", 2.0)
+
+
+def test_of_many_groups_the_best_and_the_baseline_are_named(tmp_path: Path) -> None:
+    comparison, results = many_groups(tmp_path, 14)
+    styles = group_styles(comparison)
+    assert [group for group, style in styles.items() if not style.named] == ["run-11", "run-12", "run-13"]
+    assert all(style.named for style in group_styles(comparison, 14).values())
+    assert all(picture.startswith(b"\x89PNG") for picture in draw_comparison(comparison, results).values())
+
+
+def test_unfinished_runs_are_drawn_where_there_is_nothing_else(tmp_path: Path) -> None:
+    folders = [
+        write_result(tmp_path / "a", 4.0),
+        write_result(tmp_path / "b", 4.0, (1, 1), steps=7, end=None),
+        write_result(tmp_path / "c", 4.0, steps=7, end=None, optimizer={"eps": 1.0}),
+        write_import(tmp_path / "d", 3.5),
+    ]
+    groups = drawn_groups(read_results(folders), 100)
+    lengths = {name: [len(run["training loss"].values) for run in runs] for name, runs in groups.items()}
+    assert lengths == {"a": [20], "c": [7], "d": []}
+
+
+def test_single_run_is_drawn_too(tmp_path: Path) -> None:
+    results = read_results([write_import(tmp_path / "$gpt2$", 3.5)])
+    pictures = draw_comparison(compare_results(results, "$gpt2$"), results)
+    assert len(pictures) == 6

@@ -1,0 +1,91 @@
+"""Training a study's runs: what is refused first, and how far a run is. test_study_commands.py trains some."""
+
+import io
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_study import record_run, write_study
+
+from training.errors import UserError
+from training.laboratory.study_plan import read_run_state
+from training.laboratory.study_runner import Progress, check_machine, held, last_step, open_data, refuse_changed
+
+
+def test_two_studies_cannot_have_one_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "mine"
+    with held(folder), pytest.raises(UserError, match="another process runs this study"), held(folder):
+        pass
+    with held(folder):
+        pass
+
+
+def test_a_runs_folder_is_no_studys(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    folder = record_run(tmp_path, study.runs[0], 5.0)
+    with pytest.raises(UserError, match="is the folder of a run"), held(folder):
+        pass
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"), held(tmp_path / "file" / "mine"):
+        pass
+
+
+def test_a_machine_that_no_run_could_be_trained_on_is_refused(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    check_machine(study, processes=3, microbatch=1, gpus=0)
+    with pytest.raises(UserError, match="--nproc 3: this machine has 2 GPUs, and each process needs one"):
+        check_machine(study, processes=3, microbatch=None, gpus=2)
+    half = write_study(tmp_path, base=(tmp_path / "base.yaml").read_text().replace("amp: off", "amp: fp16"))
+    with pytest.raises(UserError, match=r"mine.yaml: baseline-w1-t1: precision.amp fp16 needs a GPU"):
+        check_machine(half, processes=1, microbatch=None, gpus=0)
+    check_machine(half, processes=1, microbatch=None, gpus=1)
+    bitwise = write_study(tmp_path, base=(tmp_path / "base.yaml").read_text() + "reproducibility: bitwise\n")
+    with pytest.raises(UserError, match="--microbatch 2"):
+        check_machine(bitwise, processes=1, microbatch=2, gpus=0)
+
+
+def test_data_that_do_not_hold_a_run_are_refused_before_any(tmp_path: Path) -> None:
+    study = write_study(tmp_path)
+    with pytest.raises(UserError, match="there is no such dataset"):
+        open_data(study, tmp_path / "datasets")
+
+
+def test_runs_of_another_config_are_named(tmp_path: Path) -> None:
+    """Those with the same change together, and in what they differ."""
+    study = write_study(tmp_path)
+    for run in study.runs[:2]:
+        record_run(tmp_path, run, 5.0, optimizer={"learning_rate": 1e-3})
+    states = {run.name: read_run_state(tmp_path / run.name, run.config) for run in study.runs}
+    which = r"baseline-w1-t1, no-dropout-w1-t1 \(optimizer.learning_rate 0.001 -> 0.0004\); undo the change"
+    with pytest.raises(UserError, match=rf"mine.yaml is no longer what these runs were trained with: {which}"):
+        refuse_changed(study, tmp_path, states)
+    same = {name: replace(state, changed=()) for name, state in states.items()}
+    refuse_changed(study, tmp_path, same)
+
+
+def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:
+    """Whatever is long before it, and a line in writing not yet."""
+    path = tmp_path / "metrics.jsonl"
+    assert last_step(path) == 0
+    path.write_text("")
+    assert last_step(path) == 0
+    lines = [json.dumps({"kind": "train", "step": step, "text": "x" * 500}) for step in range(1, 101)]
+    path.write_text("\n".join(lines) + "\n" + '{"kind": "train", "step": 101')
+    assert last_step(path) == 100
+    path.write_text("y" * 20_000)
+    assert last_step(path) == 0
+
+
+def test_progress_in_a_file_and_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a file a line now and then; on a terminal one that changes in place, no longer than a row."""
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    clock = iter(range(0, 1000, 25))
+    monkeypatch.setattr("training.laboratory.study_runner.time.monotonic", lambda: next(clock))
+    progress = Progress()
+    for number in range(5):
+        progress.show(f"step {number}")
+    progress.say("done")
+    assert shown.getvalue().splitlines() == ["step 2", "done"]

@@ -1,0 +1,102 @@
+"""The command of `isobatch` that compares runs."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from training.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    from training.laboratory.comparison import Comparison
+    from training.laboratory.comparison_table import Form
+    from training.laboratory.results import RunResult
+
+PRINTED = ("terminal", "markdown", "csv", "json")
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Names of runs, paths, or folders of runs such as a study's."),
+    ],
+    baseline: Annotated[
+        str | None, typer.Option(metavar="RUN", help="What to compare with.  [default: the first run]")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder to write to, instead of the repository's checkpoints/comparison.")
+    ] = None,
+    form: Annotated[str, typer.Option("--format", help=f"What to print: {', '.join(PRINTED)}.")] = "terminal",
+    datasets: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the datasets: first measures the runs that have no validation loss, for good."),
+    ] = None,
+    weights: Annotated[
+        bool,
+        typer.Option("--weights", help="Instead: are the weights of two checkpoints the same bytes, or how far apart?"),
+    ] = False,
+) -> None:
+    """Compare runs: what each changes in the loss, and whether that is more than the noise of the seeds."""
+    if weights:
+        print_weights_difference(runs, form)
+        return
+    if form not in PRINTED:
+        raise UserError(f"--format: must be one of {', '.join(PRINTED)}, got {form!r}")
+    from training.config import REPOSITORY
+    from training.laboratory.comparison_page import write_comparison
+    from training.laboratory.comparison_table import write_tables
+
+    checkpoints = REPOSITORY / "checkpoints"
+    comparison, results = compare_runs(runs, baseline, datasets, checkpoints)
+    print(write_tables(comparison)[cast("Form", form)], end="")
+    folder = output or checkpoints / "comparison"
+    try:
+        written = write_comparison(folder, comparison, results)
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
+    print(f"{folder}: {', '.join(path.name for path in written)}", file=sys.stderr)
+
+
+def compare_runs(
+    runs: list[str], baseline: str | None, datasets: Path | None, checkpoints: Path
+) -> "tuple[Comparison, list[RunResult]]":
+    """Finds, reads and compares runs.
+
+    Args:
+        runs: names of runs in `checkpoints`, paths, or folders of runs.
+        baseline: what to compare with, named in the same way; None = the first of the runs.
+        datasets: measures first what has no validation loss; None = does not.
+        checkpoints: the folder of the runs.
+
+    Raises:
+        UserError: there is no such run, one cannot be read, or the baseline has no result.
+    """
+    from training.laboratory.comparison import compare_results
+    from training.laboratory.measure import measure_missing
+    from training.laboratory.results import read_results
+    from training.lookup import find_runs
+
+    # The baseline is the first of all runs; repetitions of it are found by their configs.
+    folders = find_runs([*([baseline] if baseline is not None else []), *runs], checkpoints)
+    results = read_results(folders)
+    if datasets is not None and measure_missing(results, datasets):
+        results = read_results(folders)
+    return compare_results(results, results[0].name), results
+
+
+def print_weights_difference(checkpoints: list[str], form: str) -> None:
+    """Says whether two checkpoints, or .safetensors files, have the same weights and, if not, how far they are apart.
+
+    Either way the command has done what was asked: its status is 0, and --format json is for scripts.
+    """
+    if len(checkpoints) != 2:
+        raise UserError(f"--weights: compares two checkpoints or .safetensors files, got {len(checkpoints)}; give two")
+    if form not in ("terminal", "json"):
+        raise UserError(f"--format: must be one of terminal, json with --weights, got {form!r}")
+    from training.cli import to_json
+    from training.config import REPOSITORY
+    from training.laboratory.weights_difference import as_mapping, compare_weights, describe
+
+    difference = compare_weights(checkpoints[0], checkpoints[1], REPOSITORY / "checkpoints")
+    print(to_json(as_mapping(difference)) if form == "json" else "\n".join(describe(difference)))

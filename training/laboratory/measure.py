@@ -1,0 +1,71 @@
+"""Measuring the runs that have no validation loss: imported models, and runs trained without evaluation."""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.errors import RunError
+from training.laboratory.results import RunResult
+from training.run_folder import METRICS, held
+
+
+def measure_missing(results: Sequence[RunResult], datasets: Path) -> bool:
+    """Measures each finished or imported run without a validation loss, over its own validation range.
+
+    The loss becomes the validation of the run's last step in its metrics.jsonl, so that it is measured once.
+
+    Args:
+        results: of the runs.
+        datasets: folder of the datasets; what is missing is fetched into it.
+
+    Returns:
+        Whether anything was measured.
+
+    Raises:
+        UserError: a checkpoint or the data are not whole, this machine lacks the precision, or the run trains just now.
+        RunError: a run's folder cannot be written.
+    """
+    missing = [result for result in results if result.loss is None and (result.finished or result.imported)]
+    for result in missing:
+        with held(result.folder):
+            _measure(result, datasets)
+    return bool(missing)
+
+
+def _measure(result: RunResult, datasets: Path) -> None:
+    from training.checkpoint_evaluation import evaluate_checkpoint
+    from training.data import open_validation
+    from training.digests import file_digest, validation_digest
+    from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
+
+    checkpoint, config = find_checkpoint_and_config(str(result.folder.resolve()))
+    print(f"{result.name}: has no validation loss yet, measuring it", file=sys.stderr, flush=True)
+    evaluated = evaluate_checkpoint(checkpoint, config, datasets).evaluated
+    tokenizer = find_tokenizer_if_any(config, datasets)
+    measured = {
+        "kind": "event",
+        "step": result.step,
+        "event": "measured",
+        "checkpoint": checkpoint.name,
+        "validation_sha256": validation_digest(open_validation(config, datasets / config.data.dataset)),
+        "tokenizer_sha256": None if tokenizer is None else file_digest(tokenizer),
+    }
+    finite = math.isfinite(evaluated.loss)
+    validation = {
+        "kind": "validation",
+        "step": result.step,
+        "loss": evaluated.loss if finite else None,
+        "target_tokens": evaluated.target_tokens,
+        "bits_per_byte": evaluated.bits_per_byte if finite else None,
+    }
+    path = result.folder / METRICS
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in (measured, validation)))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error}); make room, or mend its folder") from error

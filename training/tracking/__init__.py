@@ -1,0 +1,1 @@
+"""A run shown elsewhere while it trains: TensorBoard, trackio, wandb."""
