@@ -39,8 +39,9 @@ from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated, evaluate
-from training.hub.hub_access import check_access
-from training.hub.push import push_run
+from training.hub.hub_access import check_destination
+from training.hub.hub_upload import Destination
+from training.hub.push import REPLACE_AFTER_TRAINING, push_run
 from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
@@ -116,16 +117,22 @@ def main(
         opening = Opening(**group.first("open", open_folder))
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if config.hub.repo is not None and not restarted():
-            group.first("hub", partial(check_access, config.hub.repo, "hub.repo", config.hub.licence))
+            group.first("hub", partial(check_hub, config))
         if config.tracking.trackers and not restarted():
             group.first("tracking", partial(check_installed, config.tracking))
         session = build(config, folder, datasets, microbatch, opening, group)
-        stack.callback(session.end)
+        stack.callback(session.leave)
         state = first_state(session, opening)
         total = session.data.total_steps
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
+
+
+def check_hub(config: RunConfig) -> None:
+    """Checks, before training, that its result may be uploaded, and would replace nobody's files."""
+    assert config.hub.repo is not None, "a run without hub.repo is not pushed"
+    check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:

@@ -15,12 +15,16 @@ from conftest import REPOSITORY
 from fake_hub import TOKEN, FakeHub
 from recorded_runs import event, full_run
 from small_checkpoints import save
+from small_configs import small_config
 
 from training.checkpoint import find_checkpoint
 from training.hub.background_upload import BRANCH, HELD
+from training.metrics import RunLog
 from training.metrics_file import read_metrics
+from training.session import uploads_of
 
 NAME = "tester/model"
+ABANDON = -1
 PROGRAM = """
 import io, json, sys, time
 from pathlib import Path
@@ -37,6 +41,8 @@ for line in sys.stdin:
     if step is None:
         background_upload.SECONDS_TO_WAIT_AT_THE_END = seconds
         uploads.close()
+    elif step < 0:
+        uploads.abandon()
     else:
         if step == 1:
             log = RunLog(folder / "metrics.jsonl", True, 20, None)
@@ -111,7 +117,6 @@ def wait_for(hub: FakeHub, requests: int) -> None:
 
 def test_one_at_a_time_and_the_newest_wins(hub: FakeHub, uploader: Uploader, run: Path) -> None:
     """While the first is under way two more come; the checkpoints themselves may go at once."""
-    (run / HELD / "step_00000009").mkdir(parents=True)
     hub.fail("/commit/", delay=1.0, times=1)
     uploader.take(run, 1)
     wait_for(hub, 1)
@@ -184,6 +189,23 @@ def test_whatever_fails_the_next_state_is_uploaded(hub: FakeHub, uploader: Uploa
         ("uploaded", 4),
     ]
     assert hub.titles("model", NAME, BRANCH)[1:] == [f"State after step {step}" for step in (1, 3, 4)]
+
+
+def test_nothing_is_kept_of_a_run_that_was_stopped(hub: FakeHub, uploader: Uploader, run: Path, tmp_path: Path) -> None:
+    """By Ctrl-C: at once, and without a word. By a kill: when the run is opened again, with `hub.every` or without."""
+    hub.fail("/commit/", delay=1.0, times=1)
+    uploader.take(run, 1)
+    wait_for(hub, 1)
+    uploader.take(run, 2)
+    assert uploader.ask(run, ABANDON)[1] == ""
+    assert not (run / HELD).exists()
+    said = uploader.close(run)
+    assert not any("not uploaded" in line for line in said)
+    held = tmp_path / "other" / HELD / "step_00000009"
+    held.mkdir(parents=True)
+    config = small_config()
+    assert uploads_of(config, tmp_path / "other", RunLog(tmp_path / "log", False, 1, None)) is None
+    assert not held.parent.exists()
 
 
 def test_the_end_does_not_wait_for_ever(hub: FakeHub, uploader: Uploader, run: Path) -> None:

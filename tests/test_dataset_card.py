@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from training.config_file import load_run_config
-from training.hub.dataset_card import MARK, DescribedDataset, dataset_card
+from training.hub.card_text import SIGNED, is_ours
+from training.hub.dataset_card import DescribedDataset, dataset_card
 from training.preparation.check_dataset import CheckedDataset, CheckedSplit
 
 DESCRIPTION = {
@@ -51,7 +52,7 @@ def test_metadata_and_text() -> None:
         "tags": ["isobatch", "tokenized"],
         "viewer": False,
     }
-    assert text.startswith(f"{MARK}\n\n# tokens\n\n1,005,000 tokens for training language models")
+    assert SIGNED.sub("", text, count=1).startswith("\n# tokens\n\n1,005,000 tokens for training language models")
     for said in (
         "Documents follow one another",
         f"| `train.safetensors` | 1,000,000 | 2,500 | 4,000,000 | `{'a' * 64}` |",
@@ -64,6 +65,29 @@ def test_metadata_and_text() -> None:
         "CC0-1.0.",
     ):
         assert said in text
+
+
+def test_foreign_names_are_shown_and_do_nothing() -> None:
+    sources = [
+        {"file": "a\n# b`c\udcff.txt", "bytes": "12"},
+        {"repository": "not an id!!\n---", "revision": "`x`"},
+        "<script>alert(1)</script>",
+    ]
+    metadata, text = card(description={"source": sources, "licence": "mine\n<b>*"}, name="n: [\n")
+    assert metadata["pretty_name"] == "n: [\\n"
+    assert "- `` a\\n# b`c\\udcff.txt ``\n" in text
+    assert "- `not an id!!\\n---`, revision `` `x` ``\n" in text
+    assert "- \\<script\\>alert(1)\\</script\\>\n" in text
+    assert "mine\\\\n\\<b\\>\\*." in text
+
+
+def test_an_edit_of_the_page_is_noticed() -> None:
+    text = dataset_card(DescribedDataset("me/tokens", "books", checked(), DESCRIPTION))
+    assert is_ours(text.encode())
+    assert is_ours(text.replace("\n", "\r\n").encode()), "as some editors and git store it"
+    for edited in (text.replace("# tokens", "# Tokens"), text + "more", SIGNED.sub("", text), "# Mine\n"):
+        assert not is_ours(edited.encode())
+    assert not is_ours(b"\xff")
 
 
 def test_the_config_that_it_shows_is_one(tmp_path: Path) -> None:

@@ -204,3 +204,18 @@ def test_a_wrong_tokenizer_and_nan_are_failures(folders: Folders) -> None:
         folders.compare(dataclasses.replace(right, texts=[*right.texts[:-1], [1]]))
     with pytest.raises(RunError, match="logits differ from the model's by nan"):
         folders.compare(dataclasses.replace(right, logits=[row * torch.nan for row in right.logits]))
+
+
+def test_the_program_ends_with_who_asked(tmp_path: Path) -> None:
+    """However that one ended; and takes its files along."""
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    (folder / "question.json").write_text("{}")
+    command = [sys.executable, "-P", str(export_check.PROGRAM), str(tmp_path), str(folder / "question.json"), "answer"]
+    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        program.stdin.close()
+        assert program.wait(60) == 1
+        assert program.stderr is not None
+        assert program.stderr.read() == b""
+    assert not folder.exists()

@@ -285,3 +285,43 @@ def test_a_tokenizer_json_comes_first(tmp_path: Path) -> None:
     tokenizer = read_foreign_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.get_vocab() == load_tokenizer(path).get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"n_layer": 2**62}, "transformer.h.2.ln_1.weight is missing"),
+        ({"vocab_size": 10**30}, f"transformer.wte.weight has shape [281, 32], wanted [{10**30}, 32]"),
+        ({"n_embd": 2**40, "n_head": 1}, f"transformer.wte.weight has shape [281, 32], wanted [281, {2**40}]"),
+        ({"resid_pdrop": [1]}, "this model cannot be imported as it is"),
+    ],
+)
+def test_a_config_may_say_anything(tmp_path: Path, values: dict[str, Any], said: str) -> None:
+    """It is compared with what the file holds before anything of that size is made."""
+    assert said in problem(write_gpt2(tmp_path, **values))
+
+
+def test_numbers_that_float32_does_not_hold(tmp_path: Path) -> None:
+    for name, tensor, said in (
+        ("float8", torch.ones(32).to(torch.float8_e4m3fn), "holds torch.float8_e4m3fn, which is no weight"),
+        ("large", torch.full((32,), 1e300, dtype=torch.float64), "holds values that are not finite in float32"),
+    ):
+        folder = write_gpt2(tmp_path / name, tensors={"transformer.ln_f.bias": tensor})
+        assert said in problem(folder)
+    for name, embedding in (("tok_emb.weight", torch.ones(64)), ("pos_emb.weight", torch.tensor(1.0))):
+        folder = write_forerunners(tmp_path / name, SHAPE, "own")
+        save_file({**load_file(folder / "model.safetensors"), name: embedding}, folder / "model.safetensors")
+        assert "an embedding has shape" in problem(folder)
+
+
+def test_an_index_of_parts_that_is_none(tmp_path: Path) -> None:
+    for weight_map in (["a"], None, {"a": 5}):
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+        assert "index.json: its weight_map must name the file of each tensor; fetch it again" in problem(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text("[" * 200_000)
+    assert "index.json: cannot be read as JSON (it is nested too deeply)" in problem(tmp_path)
+    parts = {"a": "1.safetensors", "b": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    for file in parts.values():
+        save_file({"a": torch.ones(1)}, tmp_path / file)
+    assert "2.safetensors: holds a, which another of its files holds too" in problem(tmp_path)

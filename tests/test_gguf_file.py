@@ -1,7 +1,10 @@
 """GGUF files, run by llama.cpp in a process of its own."""
 
 import dataclasses
+import errno
 import json
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +25,7 @@ from small_exports import (
 from tokenizers import Tokenizer, pre_tokenizers
 
 from training.errors import UserError
+from training.exchange import gguf_file
 from training.exchange.export import Dtype
 from training.exchange.gguf_file import export_gguf
 from training.restore import load_model
@@ -152,4 +156,33 @@ def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"model\.gguf: exists already"):
         write(tmp_path, "tied-bias")
     assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["model.gguf"]
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(UserError, match=r"pipe\.gguf: exists already"):
+        write(tmp_path, "tied-bias", output=tmp_path / "pipe.gguf")
+    assert (tmp_path / "pipe.gguf").is_fifo()
+
+
+def test_what_another_process_has_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each process checks the file that it has written itself."""
+    output = tmp_path / "out" / "model.gguf"
+    difference = gguf_file._difference
+
+    def and_the_other_is_faster(library: Any, path: Path, arrays: dict[str, Any]) -> str | None:
+        assert path.name == f".model.gguf.partial-{socket.gethostname()}-{os.getpid()}"
+        output.write_bytes(b"another's")
+        return difference(library, path, arrays)
+
+    monkeypatch.setattr(gguf_file, "_difference", and_the_other_is_faster)
+    with pytest.raises(UserError, match=r"model\.gguf: was made by another process in the meantime, and stays"):
+        write(tmp_path, "tied-bias")
+    assert [(path.name, path.read_bytes()) for path in output.parent.iterdir()] == [("model.gguf", b"another's")]
+
+
+def test_a_disk_without_hard_links_gets_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_paths: Path) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+    path = write(tmp_path, "tied-bias")
     assert [file.name for file in path.parent.iterdir()] == ["model.gguf"]

@@ -15,12 +15,19 @@ from training.exchange.gpt2_format import (
     from_gpt2,
     has_qkv_bias,
     to_gpt2,
+    weight_shapes,
     with_prefix,
 )
 
 
 def weights_of(config: GPTConfig) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in noisy_model(config).named_parameters()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_shapes_are_known_without_a_model(name: str) -> None:
+    shapes = {name: tuple(weight.shape) for name, weight in weights_of(VARIANTS[name]).items()}
+    assert dict(weight_shapes(VARIANTS[name])) == shapes
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -17,6 +17,7 @@ from training.errors import UserError
 from training.hub.hub_client import recorded_revision
 from training.preparation.vocabulary import byte_vocabulary
 
+REPOSITORY = Path(__file__).parents[1]
 NAME = "owner/tokens"
 TRAIN = save({"tokens": np.arange(1025, dtype=np.uint16)})
 VALIDATION = save({"tokens": np.arange(65, dtype=np.uint16)})
@@ -29,8 +30,10 @@ FILES = {
 PROGRAM = """
 import json, os, sys
 from pathlib import Path
+from impatient import hurry
+hurry()
 from training.hub import hub_client
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 for line in sys.stdin:
     kind, name, destination, revision, token = json.loads(line)
@@ -41,8 +44,8 @@ for line in sys.stdin:
             answer = {}
         else:
             answer = {"sha": hub_client.download_dataset(name, revision, Path(destination))}
-    except UserError as error:
-        answer = {"refusal": str(error)}
+    except (RunError, UserError) as error:
+        answer = {"refusal": str(error), "kind": type(error).__name__}
     print(json.dumps(answer), flush=True)
 """
 
@@ -52,12 +55,13 @@ class Client:
 
     def __init__(self, hub: FakeHub, home: Path, **environment: str) -> None:
         home.mkdir()
+        self.kind = self.said_before = ""
         self.errors = home / "stderr"
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", PROGRAM],
                 cwd=Path(__file__).parents[1],
-                env=hub.environment(home, **environment),
+                env=hub.environment(home, PYTHONPATH=f"{REPOSITORY}:{REPOSITORY / 'tests'}", **environment),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -79,6 +83,7 @@ class Client:
         token: str = "",
     ) -> None:
         assert self.process.stdin is not None
+        self.said_before = self.errors.read_text()
         self.process.stdin.write(json.dumps([kind, name, str(destination), revision, token]) + "\n")
         self.process.stdin.flush()
 
@@ -92,13 +97,14 @@ class Client:
         """The sha of a download that succeeds without a word."""
         self.ask(destination, **options)
         sha = self.answer()["sha"]
-        assert self.errors.read_text() == ""
+        assert self.errors.read_text() == self.said_before
         return sha
 
     def refusal(self, destination: Path, **options: str) -> str:
         """The one sentence of a download that fails and leaves nothing behind."""
         self.ask(destination, **options)
-        sentence = self.answer()["refusal"]
+        answer = self.answer()
+        sentence, self.kind = answer["refusal"], answer["kind"]
         assert "\n" not in sentence
         assert list(destination.parent.iterdir()) == []
         return sentence
@@ -177,24 +183,43 @@ def test_name_that_is_no_repository_is_refused(hub: FakeHub, client: Client, des
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "message", "expected"),
+    ("status", "code", "message", "expected", "kind", "attempts"),
     [
-        (403, "GatedRepo", "restricted", "accept them on its page"),
-        (401, "", "Invalid credentials in Authorization header", "refuses the token (HTTP 401)"),
-        (429, "", "slow down", "too many requests"),
-        (503, "", "maintenance", "answers with HTTP 503"),
-        (-1, "", "", "check the network"),
+        (403, "GatedRepo", "restricted", "accept them on its page", "UserError", 1),
+        (401, "", "Invalid credentials in Authorization header", "refuses the token (HTTP 401)", "UserError", 1),
+        (404, "", "", "no such repository or revision (HTTP 404)", "UserError", 1),
+        (429, "", "slow down", "too many requests", "RunError", 5),
+        (503, "", "maintenance", "answers with HTTP 503", "RunError", 5),
+        (-1, "", "", "check the network", "RunError", 5),
     ],
 )
 def test_refusals_of_the_hub_are_one_sentence_with_a_remedy(
-    hub: FakeHub, client: Client, destination: Path, status: int, code: str, message: str, expected: str
+    hub: FakeHub,
+    client: Client,
+    destination: Path,
+    status: int,
+    code: str,
+    message: str,
+    expected: str,
+    kind: str,
+    attempts: int,
 ) -> None:
+    """What can pass is tried again, and is no mistake of the user's."""
     hub.add("dataset", NAME, FILES)
     hub.fail("/api/", status, code, message)
     sentence = client.refusal(destination)
     assert sentence.startswith("dataset owner/tokens: ")
     assert expected in sentence
-    assert len(hub.requests) == 1
+    assert (client.kind, len(hub.requests)) == (kind, attempts)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/api/", 503), ("/resolve/.*/train", -1), ("/resolve/.*/train", 500)])
+def test_what_passes_is_waited_for(hub: FakeHub, client: Client, destination: Path, path: str, status: int) -> None:
+    sha = hub.add("dataset", NAME, FILES)
+    hub.fail(path, status, times=2)
+    client.ask(destination)
+    assert client.answer() == {"sha": sha}
+    assert (destination / "train.safetensors").read_bytes() == TRAIN
 
 
 def test_r45_unreachable_hub_is_reported_at_once(hub: FakeHub, tmp_path: Path, destination: Path) -> None:

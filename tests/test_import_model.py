@@ -171,6 +171,15 @@ def test_an_import_without_like_gets_the_defaults(tmp_path: Path) -> None:
     assert len(load_file(checkpoint / "optimizer.safetensors")) == 0
 
 
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    """It stands in config.yaml, in one comment."""
+    import_here(write_gpt2(tmp_path / "nl\nname: [evil"), tmp_path)
+    text = (tmp_path / "checkpoints" / "it" / "config.yaml").read_text()
+    assert text.startswith("# An imported model: ")
+    assert "nl\\nname: [evil. The other" in text.splitlines()[0]
+    assert find_checkpoint_and_config(str(tmp_path / "checkpoints" / "it"))[1].model == SHAPE
+
+
 def test_the_forerunners_models_become_runs(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

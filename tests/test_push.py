@@ -213,6 +213,43 @@ def test_the_command_that_repeats_a_push(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_was_not_uploaded_from_here_is_not_replaced_unasked(
+    hub: FakeHub, place: Place, worker: Worker, tmp_path: Path
+) -> None:
+    """Before the export and before training; an edit of the page counts, on the Hub and here."""
+    bare = shutil.copytree(place.run / "latest", tmp_path / "bare")
+    push = ["isobatch", "push", bare, NAME, "--tokenizer", place.work.datasets / "data" / "tokenizer.json"]
+    hub.add("model", NAME, {"adapter_config.json": b"{}", "model-00001-of-00002.safetensors": b"", "mine.txt": b"1"})
+    done = worker.run(*push)
+    assert (done.status, done.errors.count("\n")) == (2, 1)
+    assert f"error: REPO: {NAME}: holds files that were not uploaded from here (adapter_config.json, mine.txt, mod" in (
+        done.errors
+    )
+    assert done.errors.endswith("; give --replace to go on, or choose another repository\n")
+    assert not (tmp_path / "bare-hub").exists()
+    train = ["ddp_train.py", place.config, place.work.datasets, "--output", tmp_path / "out", "--push-to-hub", NAME]
+    done = worker.run(*train)
+    assert done.status == 2
+    assert done.errors.endswith("then: isobatch push RUN REPO --replace\n")
+    assert not (tmp_path / "out" / "run").exists()
+
+    assert worker.run(*push, "--replace").status == 0
+    files = hub.files("model", NAME)
+    assert "mine.txt" in files
+    assert not {"adapter_config.json", "model-00001-of-00002.safetensors"} & set(files)
+    page = hub.read("model", NAME, "README.md")
+    edited = {"README.md": page + b"My words", "config.json": b"{}"}
+    hub.add("model", NAME, edited)
+    assert "its README.md was not written from here, or was edited since" in worker.run(*push).errors
+    hub.add("model", NAME, {"README.md": page})
+    (tmp_path / "bare-hub" / "README.md").write_bytes(edited["README.md"])
+    done = worker.run(*push)
+    assert done.status == 2
+    assert "README.md: was edited since it was written, and a push writes it anew; move it away" in done.errors
+    assert (tmp_path / "bare-hub" / "README.md").read_bytes() == edited["README.md"]
+
+
+@pytest.mark.slow
 def test_dry_run_builds_the_folder_alone(hub: FakeHub, place: Place, worker: Worker, tmp_path: Path) -> None:
     """Without a token; beside a checkpoint that lies in no run's folder; in bfloat16.
 

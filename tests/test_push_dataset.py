@@ -9,7 +9,9 @@ from conftest import Workplace
 from fake_hub import READ_TOKEN, FakeHub
 from worker import Worker
 
-from training.hub.dataset_card import MARK
+from training.errors import UserError
+from training.hub.card_text import is_ours
+from training.hub.push import read_description
 from training.metrics_file import read_metrics
 from training.preparation.dataset_files import file_digest, fingerprint, write_description, write_split
 from training.tokenizer import train_tokenizer
@@ -89,7 +91,10 @@ def test_a_run_elsewhere_trains_on_what_was_pushed(hub: FakeHub, worker: Worker,
 
 
 def test_a_second_push_sends_what_has_changed(hub: FakeHub, worker: Worker, dataset: Path) -> None:
-    """A page of the user's own is left as it is; one that was written here is written again."""
+    """A page of the user's own is left as it is; one that was written here is written again.
+
+    Where the Hub has another page than the user's own, that is somebody's, and is not replaced unasked.
+    """
     assert worker.run("isobatch", "push-dataset", dataset, NAME, "--public").status == 0
     assert not hub.repositories["dataset", NAME].private
     assert worker.run("isobatch", "push-dataset", dataset, NAME, "--licence", "mit").status == 0
@@ -97,9 +102,18 @@ def test_a_second_push_sends_what_has_changed(hub: FakeHub, worker: Worker, data
     card = hub.read("dataset", NAME, "README.md").decode()
     assert "license: mit" in card
     own = "---\nlicense: mit\n---\n# My words\n"
-    assert MARK in card
+    assert is_ours(card.encode())
     (dataset / "README.md").write_text(own)
     assert worker.run("isobatch", "push-dataset", dataset, NAME).status == 0
+    assert worker.run("isobatch", "push-dataset", dataset, NAME).status == 0
+    (dataset / "README.md").write_text(card)
+    done = worker.run("isobatch", "push-dataset", dataset, NAME)
+    assert done.status == 2
+    assert done.errors == (
+        f"error: REPO: {NAME}: its README.md was not written from here, or was edited since, and an upload would "
+        "replace it; give --replace to go on, or choose another repository\n"
+    )
+    (dataset / "README.md").write_text(own)
     assert hub.read("dataset", NAME, "README.md").decode() == own == (dataset / "README.md").read_text()
     assert len(hub.titles("dataset", NAME)) == 4
 
@@ -111,7 +125,7 @@ def test_a_dataset_that_is_not_whole_stays_here(hub: FakeHub, worker: Worker, da
     done = worker.run("isobatch", "push-dataset", dataset, NAME)
     assert done.status == 2
     assert done.errors.startswith(f"error: {dataset / 'train.safetensors'}: its sha256 are ")
-    assert {request.path for request in hub.requests} == {"/api/whoami-v2"}
+    assert {request.path for request in hub.requests} == {"/api/whoami-v2", f"/api/datasets/{NAME}/revision/main"}
     assert not (dataset / "README.md").exists()
 
 
@@ -131,6 +145,33 @@ def test_mistakes(hub: FakeHub, worker: Worker, dataset: Path, words: list[str],
     assert done.status == 2
     assert done.errors.startswith(f"error: {expected}")
     assert hub.repositories == {}
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        (b"caf\xe9", "README.md: cannot be read as UTF-8 text"),
+        (None, "README.md: cannot be read as UTF-8 text"),
+    ],
+)
+def test_a_page_that_is_no_text_is_refused(
+    hub: FakeHub, worker: Worker, dataset: Path, page: bytes | None, said: str
+) -> None:
+    if page is None:
+        (dataset / "README.md").mkdir()
+    else:
+        (dataset / "README.md").write_bytes(page)
+    done = worker.run("isobatch", "push-dataset", dataset, NAME)
+    assert (done.status, done.errors.count("\n")) == (2, 1)
+    assert said in done.errors
+
+
+@pytest.mark.parametrize(("key", "value"), [("licence", ["mit"]), ("source", 3), ("fingerprint", {})])
+def test_a_description_of_other_kinds_is_refused(dataset: Path, key: str, value: object) -> None:
+    description = json.loads((dataset / "dataset.json").read_text())
+    (dataset / "dataset.json").write_text(json.dumps(description | {key: value}))
+    with pytest.raises(UserError, match=rf"dataset\.json: {key} is a (list|int|dict), but must be a str"):
+        read_description(dataset / "dataset.json")
 
 
 def test_a_failed_upload_is_told_with_the_command(hub: FakeHub, worker: Worker, dataset: Path) -> None:

@@ -1,12 +1,17 @@
 """How a command ends: results, one sentence, or a traceback of something nobody foresaw."""
 
+import errno
+import io
 import os
+import signal
 import sys
+import threading
+from types import FrameType
 from typing import Never
 
 import typer
 
-from training.errors import RunError, UserError
+from training.errors import RunError, UserError, one_line
 
 # typer brings its own click or uses the package, depending on its version.
 CommandLineError: type[Exception] = next(
@@ -22,20 +27,59 @@ def run_command(app: typer.Typer) -> Never:
     Of the processes of a run, one speaks; and not again when torchrun starts it again.
     """
     try:
+        _be_ended_like_ctrl_c()
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape")  # a path is printed in the bytes it was given in
         status = app(standalone_mode=False)
         if status == INTERRUPTED:
             raise KeyboardInterrupt
+        _flush()
         sys.exit(status)
     except UserError as mistake:
-        _end(f"error: {mistake}", 2)
+        _end(mistake, 2)
     except RunError as failure:
-        _end(f"error: {failure}", 1)
+        _end(failure, 1)
+    except OSError as error:
+        _flush()
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        name = one_line(error.filename)
+        _end(UserError(f"{name[:60]}...: the name is longer than this file system takes; give a shorter one"), 2)
     except (KeyboardInterrupt, typer.Abort):
-        _end("interrupted", 1)
+        _say("interrupted")
+        sys.exit(1)
     except CommandLineError as error:
         if _speaks():
             error.show()  # type: ignore[attr-defined]
         sys.exit(2)
+
+
+def _be_ended_like_ctrl_c() -> None:
+    """Lets SIGTERM end this process as Ctrl-C does, so that it removes what is half done.
+
+    Not torchrun's workers: one that waits for the others would be late to see it, and torchrun waits for all.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ or threading.current_thread() is not threading.main_thread():
+        return
+    own = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:  # forked by a library
+            os._exit(128 + number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGTERM, end)
+
+
+def _flush() -> None:
+    """Brings the results out while a failure can still be told: a full disk, or nobody who reads them."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python fails with it again at its end
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        _end(RunError(f"standard output: cannot be written ({error}); what the command did is done"), 1)
 
 
 def _speaks() -> bool:
@@ -43,7 +87,11 @@ def _speaks() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
 
 
-def _end(text: str, status: int) -> Never:
+def _say(line: str) -> None:
     if _speaks():
-        print(text, file=sys.stderr, flush=True)
+        print(line, file=sys.stderr, flush=True)
+
+
+def _end(error: Exception, status: int) -> Never:
+    _say("\n".join(map(one_line, (f"error: {error.args[0] if error.args else error}", *error.args[1:]))))
     sys.exit(status)

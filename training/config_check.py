@@ -26,8 +26,8 @@ STAND_INS: dict[str, Any] = {
 class ConfigError(UserError):
     """One or more problems of a config, all in one message."""
 
-    def __init__(self, text: str, problems: Sequence[str] = ()) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, *more: str, problems: Sequence[str] = ()) -> None:
+        super().__init__(text, *more)
         self.problems = list(problems) or [text]
         """Each problem, without the file that leads the message."""
 
@@ -35,9 +35,9 @@ class ConfigError(UserError):
 def refusal(where: str, problems: Sequence[str]) -> ConfigError:
     """The one message for all the problems of a config, of which there is at least one."""
     if len(problems) == 1:
-        return ConfigError(f"{where}: {problems[0]}", problems)
-    listing = "".join(f"\n  - {problem}" for problem in problems)
-    return ConfigError(f"{where} has {len(problems)} problems:{listing}", problems)
+        return ConfigError(f"{where}: {problems[0]}", problems=problems)
+    lines = [f"  - {problem}" for problem in problems]
+    return ConfigError(f"{where} has {len(problems)} problems:", *lines, problems=problems)
 
 
 def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: Sequence[str] = ()) -> RunConfig:

@@ -28,7 +28,7 @@ from training.distributed import Group
 from training.document_rows import AnyRows
 from training.errors import UserError
 from training.gradients import gradient_sums
-from training.hub.background_upload import BackgroundUploads
+from training.hub.background_upload import BackgroundUploads, remove_held
 from training.layout import plan_layout
 from training.loss import SequenceLoss
 from training.metrics import RunLog
@@ -82,6 +82,12 @@ class Session:
         self.log.close()
         if self.reports is not None:
             self.reports.close()
+
+    def leave(self) -> None:
+        """The same, and removes what is kept for uploads, whatever has ended the run."""
+        self.end()
+        if self.uploads is not None:
+            self.uploads.abandon()
 
 
 def build(
@@ -150,6 +156,7 @@ def digests(session: Session, opening: Opening) -> dict[str, str | None]:
 
 def uploads_of(config: RunConfig, folder: Path, log: RunLog) -> BackgroundUploads | None:
     """What uploads the state during the run, where that is wanted."""
+    remove_held(folder)
     if config.hub.repo is None or not config.hub.every:
         return None
     return BackgroundUploads(folder, config.hub.repo, config.hub.private, log)

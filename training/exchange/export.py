@@ -6,6 +6,7 @@ See docs/export.md.
 """
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from training.config import RunConfig
 from training.errors import RunError, UserError
 from training.exchange.export_check import check_folder
 from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
+from training.exchange.left_behind import remove_left_behind
 from training.preparation.dataset_files import staged_folder
 from training.restore import load_model
 from training.tokenizer import end_of_text_id, ids_without_token, load_tokenizer
@@ -64,6 +66,7 @@ def export_model(
         RunError: the folder cannot be written, or the check finds it wrong; nothing is left then.
     """
     refuse_what_exists(output)
+    remove_left_behind(output.parent)
     vocabulary, end_of_text = read_vocabulary(tokenizer, description, config.model.vocab_size)
     model = rounded_model(checkpoint, dtype)
     try:
@@ -86,7 +89,8 @@ def export_model(
 
 def refuse_what_exists(output: Path) -> None:
     """Refuses a path that holds something: an export never overwrites."""
-    if output.is_symlink() or output.is_file() or (output.is_dir() and any(output.iterdir())):
+    empty_folder = output.is_dir() and not output.is_symlink() and not any(output.iterdir())
+    if os.path.lexists(output) and not empty_folder:
         raise UserError(f"{output}: exists already; an export overwrites nothing: choose another --output or remove it")
 
 

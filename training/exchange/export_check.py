@@ -99,18 +99,22 @@ def ask_transformers(folder: Path, question: dict[str, Any]) -> Answer | str:
     with tempfile.TemporaryDirectory() as elsewhere:
         written, destination = Path(elsewhere, "question.json"), Path(elsewhere, "answer")
         written.write_text(json.dumps(question), encoding="utf-8")
-        done = subprocess.run(
+        with subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM), str(folder.resolve()), str(written), str(destination)],
             cwd=elsewhere,
             env=_environment(),
-            capture_output=True,
+            stdin=subprocess.PIPE,  # it ends with this process, which holds the other end
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
-        )
-        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        if done.returncode == CANNOT_IMPORT:
+            errors="replace",
+        ) as asked:
+            assert asked.stderr is not None, "it is a pipe"
+            last_line = (asked.stderr.read().strip().splitlines() or ["no message"])[-1]
+            status = asked.wait()
+        if status == CANNOT_IMPORT:
             return last_line
-        if done.returncode != 0:
+        if status != 0:
             raise RunError(f"{folder}: transformers does not load the export ({last_line}); {_REMEDY}")
         values = json.loads(destination.with_suffix(".json").read_text(encoding="utf-8"))
         logits = load_file(destination.with_suffix(".safetensors"))

@@ -4,7 +4,6 @@ The format of Hugging Face's GPT-2 (gpt2_format.py), and that of the models that
 have the names of Raschka's "Build a Large Language Model (From Scratch)". Only safetensors: nothing is unpickled.
 """
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,22 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 from training.errors import UserError
-from training.exchange.gpt2_format import config_from_gpt2, from_gpt2, has_qkv_bias, refuse_misfits, with_prefix
+from training.exchange.gpt2_format import (
+    config_from_gpt2,
+    from_gpt2,
+    has_qkv_bias,
+    refuse_misfits,
+    weight_shapes,
+    with_prefix,
+)
+from training.json_file import read_json_object
 from training.tokenizer import TOKENIZER as TOKENIZER
 from training.tokenizer import load_tokenizer, read_published
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+AGAIN = "fetch it again"
 FORERUNNER = {
     "tok_emb": "token_embedding",
     "pos_emb": "position_embedding",
@@ -87,8 +95,10 @@ def _read_tensors(folder: Path, source: str) -> dict[str, Tensor]:
     """All weights, in the dtype of the file."""
     names = [WEIGHTS]
     if not (folder / WEIGHTS).is_file() and (folder / INDEX).is_file():
-        parts = _read_json(folder / INDEX).get("weight_map", {})
-        names = sorted({Path(str(part)).name for part in parts.values()})  # .name: never outside the folder
+        parts = read_json_object(folder / INDEX, AGAIN).get("weight_map")
+        if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+            raise UserError(f"{folder / INDEX}: its weight_map must name the file of each tensor; {AGAIN}")
+        names = sorted({Path(part).name for part in parts.values()})  # .name: never outside the folder
     tensors: dict[str, Tensor] = {}
     for name in names:
         if not (folder / name).is_file():
@@ -97,35 +107,30 @@ def _read_tensors(folder: Path, source: str) -> dict[str, Tensor]:
                 "save the model as safetensors"
             )
         try:
-            tensors |= load_file(folder / name)
+            part = load_file(folder / name)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{folder / name}: is not a readable safetensors file ({error}); fetch it again") from error
+            raise UserError(f"{folder / name}: is not a readable safetensors file ({error}); {AGAIN}") from error
+        if twice := tensors.keys() & part.keys():
+            raise UserError(f"{folder / name}: holds {min(twice)}, which another of its files holds too; {AGAIN}")
+        tensors |= part
     return tensors
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); fetch it again") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path}: must be a JSON object; fetch it again")
-    return values
-
-
 def _as_float32(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    weights = {}
     for name, tensor in tensors.items():
-        if not tensor.is_floating_point():
+        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
             raise ValueError(f"{name} holds {tensor.dtype}, which is no weight (quantised models are not read)")
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} holds values that are not finite")
-    return {name: tensor.float() for name, tensor in tensors.items()}
+        weights[name] = tensor.float()
+        if not weights[name].isfinite().all():
+            raise ValueError(f"{name} holds values that are not finite in float32")
+    return weights
 
 
 def _read_gpt2(tensors: dict[str, Tensor], folder: Path, heads: int | None) -> ForeignModel:
     if not (folder / "config.json").is_file():
         raise ValueError("has no config.json, which says how many heads it has")
-    values = _read_json(folder / "config.json")
+    values = read_json_object(folder / "config.json", AGAIN)
     if heads is not None and heads != values.get("n_head"):
         raise ValueError(f"--heads is {heads}, but config.json has n_head {values.get('n_head')}; leave it out")
     tensors = _as_float32(with_prefix(tensors))
@@ -165,6 +170,9 @@ def _read_forerunners(tensors: dict[str, Tensor], folder: Path, heads: int | Non
     positions = weights.get("position_embedding.weight")
     if embedding is None or positions is None:
         raise ValueError(f"{'tok_emb' if embedding is None else 'pos_emb'}.weight is missing")
+    for weight in (embedding, positions):
+        if weight.dim() != 2:
+            raise ValueError(f"an embedding has shape {list(weight.shape)}, wanted rows and columns")
     shapes = {
         "vocab_size": embedding.shape[0],
         "emb_dim": embedding.shape[1],
@@ -175,8 +183,7 @@ def _read_forerunners(tensors: dict[str, Tensor], folder: Path, heads: int | Non
     }
     config = GPTConfig(**{**shapes, **said})
     weights = _with_head_as_said(weights, "token_embedding.weight", "head.weight", config.tie_weights)
-    with torch.device("meta"):
-        refuse_misfits(weights, dict(GPT(config).named_parameters()))
+    refuse_misfits(weights, weight_shapes(config))
     return ForeignModel(
         "the forerunner's format", config, {name: tensor.contiguous() for name, tensor in weights.items()}
     )
@@ -193,7 +200,7 @@ def _forerunners_config(folder: Path) -> dict[str, Any]:
     """What the forerunner's files say of the model: `cfg` in config.json on the Hub, model.json in its own folders."""
     for file in ("config.json", "model.json"):
         if (folder / file).is_file():
-            values = _read_json(folder / file)
+            values = read_json_object(folder / file, AGAIN)
             values = values.get("cfg", values)
             if isinstance(values, dict) and "emb_dim" in values:
                 return values

@@ -4,6 +4,8 @@ The architecture is llama.cpp's gpt2: names of its own, matrices as nn.Linear ha
 vocabulary must be in the file, so there is no GGUF without a tokenizer.
 """
 
+import contextlib
+import errno
 import importlib
 import json
 import os
@@ -19,6 +21,7 @@ from training.config import RunConfig
 from training.errors import RunError, UserError
 from training.exchange.export import Dtype, Exported, read_vocabulary, refuse_what_exists, rounded_model
 from training.exchange.gpt2_format import LAYER_NORM_EPSILON, Names, renamed_and_fused
+from training.exchange.left_behind import partial_path, remove_left_behind
 
 GPT2 = Names(
     once={
@@ -68,6 +71,7 @@ def export_gguf(
         RunError: the file cannot be written, or reads back otherwise; nothing is left then.
     """
     refuse_what_exists(output)
+    remove_left_behind(output.parent)
     if output.suffix != ".gguf":
         raise UserError(f"--output {output}: a GGUF export is one file; give it a name that ends in .gguf")
     if dtype not in FILE_TYPES:
@@ -80,7 +84,7 @@ def export_gguf(
     _refuse_other_kinds(vocabulary, tokenizer)
     model = rounded_model(checkpoint, dtype)
     arrays = gguf_arrays(model, dtype)
-    beside = output.with_name(f".{output.name}.partial")
+    beside = partial_path(output)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         _write(
@@ -89,13 +93,30 @@ def export_gguf(
         problem = _difference(library, beside, arrays)
         if problem:
             raise RunError(f"{output}: {problem} when read back; nothing was written; check the disk and try again")
-        os.replace(beside, output)
+        _publish(beside, output)
     except OSError as error:
         raise RunError(f"{output}: cannot be written ({error}); make room, or choose another --output") from error
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it has been told already why there is none
+            beside.unlink(missing_ok=True)
     check = f"read back with gguf: all {len(arrays)} tensors are the model's; no program that runs it was asked"
     return Exported(output.parent, [output.name], check)
+
+
+def _publish(beside: Path, output: Path) -> None:
+    """Gives the file its name, unless something has it by now."""
+    try:
+        os.link(beside, output)
+    except FileExistsError:
+        raise UserError(
+            f"{output}: was made by another process in the meantime, and stays as it is; nothing is overwritten; "
+            "choose another name"
+        ) from None
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        refuse_what_exists(output)  # a disk without hard links: nothing there refuses what appears after this
+        os.replace(beside, output)
 
 
 def _library() -> Any:

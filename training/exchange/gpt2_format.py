@@ -5,14 +5,14 @@ value side by side in one of them, each with a bias. Embeddings and head are as 
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.gpt import GPT, GPTConfig
+from model.gpt import GPTConfig
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,7 @@ def from_gpt2(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
     Raises:
         ValueError: names the first tensor that is missing, not known, or of another shape.
     """
-    with torch.device("meta"):
-        expected = to_gpt2(dict(GPT(config).named_parameters()), config)
-    refuse_misfits(tensors, expected)
+    refuse_misfits(tensors, _gpt2_shapes(config))
     straight = {name: t.T if TRANSPOSED.fullmatch(name) else t for name, t in tensors.items()}
     weights = {ours: straight[theirs] for ours, theirs in GPT2.once.items() if theirs in straight}
     for index in range(config.n_layers):
@@ -132,18 +130,57 @@ def from_gpt2(tensors: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
     return {name: tensor.contiguous() for name, tensor in weights.items()}
 
 
-def refuse_misfits(tensors: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Compares names and shapes.
+def weight_shapes(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Our name and the shape of each weight of a model, one after another: a foreign config may ask for any number."""
+    width = config.emb_dim
+    yield "token_embedding.weight", (config.vocab_size, width)
+    yield "position_embedding.weight", (config.context_length, width)
+    layers = {**dict.fromkeys((*PARTS, "attention.output"), (width, width)), "mlp.up": (4 * width, width)}
+    layers["mlp.down"] = (width, 4 * width)
+    for index in range(config.n_layers):
+        for norm in ("attention_norm", "mlp_norm"):
+            yield f"blocks.{index}.{norm}.weight", (width,)
+            yield f"blocks.{index}.{norm}.bias", (width,)
+        for layer, shape in layers.items():
+            yield f"blocks.{index}.{layer}.weight", shape
+            if config.qkv_bias or layer not in PARTS:
+                yield f"blocks.{index}.{layer}.bias", shape[:1]
+    yield "final_norm.weight", (width,)
+    yield "final_norm.bias", (width,)
+    if not config.tie_weights:
+        yield "head.weight", (config.vocab_size, width)
+
+
+def _gpt2_shapes(config: GPTConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """The same of what `to_gpt2` makes of the model."""
+    for ours, shape in weight_shapes(replace(config, qkv_bias=True)):
+        if ours in GPT2.once:
+            yield GPT2.once[ours], shape
+            continue
+        _, index, layer, kind = *ours.split(".", 2)[:2], *ours.split(".", 2)[2].rsplit(".", 1)
+        if layer in PARTS[1:]:
+            continue
+        fused = layer == PARTS[0]
+        theirs = f"{GPT2.blocks}.{index}.{GPT2.fused if fused else GPT2.in_each_block[layer]}.{kind}"
+        shape = (3 * shape[0], *shape[1:]) if fused else shape
+        yield theirs, shape[::-1] if TRANSPOSED.fullmatch(theirs) else shape
+
+
+def refuse_misfits(tensors: Mapping[str, Tensor], expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+    """Compares names and shapes, and stops at the first that does not fit.
 
     Raises:
         ValueError: names the first tensor that is missing, not known, or of another shape.
     """
-    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
-    if missing or unknown:
-        raise ValueError(f"{min(missing)} is missing" if missing else f"{min(unknown)} is unknown")
-    for name, tensor in expected.items():
-        if tensors[name].shape != tensor.shape:
-            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, wanted {list(tensor.shape)}")
+    known = set()
+    for name, shape in expected:
+        if name not in tensors:
+            raise ValueError(f"{name} is missing")
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name} has shape {list(tensors[name].shape)}, wanted {list(shape)}")
+        known.add(name)
+    if unknown := tensors.keys() - known:
+        raise ValueError(f"{min(unknown)} is unknown")
 
 
 def with_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

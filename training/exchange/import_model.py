@@ -18,7 +18,7 @@ from training.checkpoint import Snapshot, TrainingState, point, write_checkpoint
 from training.config import NAME_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_check import config_from_mapping
 from training.config_file import load_run_config
-from training.errors import RunError, UserError
+from training.errors import RunError, UserError, one_line
 from training.exchange.foreign_model import TOKENIZER, WEIGHTS, ForeignModel, read_foreign_model, read_foreign_tokenizer
 from training.hub.hub_client import download_model
 from training.preparation.dataset_files import staged_folder
@@ -78,7 +78,7 @@ def import_model(
                 if tokenizer is not None:
                     _keep_tokenizer(folder, tokenizer, staged / TOKENIZER)
                 _write_run(staged, config, model, origin)
-        except OSError as error:
+        except (OSError, UnicodeEncodeError) as error:  # a path that is no UTF-8 has no place in a config
             raise RunError(
                 f"{run_folder}: cannot be written ({error}); make room, or choose another --output"
             ) from error
@@ -150,7 +150,9 @@ def _write_run(folder: Path, config: RunConfig, model: ForeignModel, origin: dic
     state = TrainingState(0, 0, 0.0, 0, None, None, None, "imported", mapping)
     written = write_checkpoint(folder, Snapshot(model.weights, {}, state))
     point(folder, "latest", written.name)
-    comment = f"# An imported model: {origin['source']}. The other sections are those of a run that evaluates it.\n"
+    comment = (
+        f"# An imported model: {one_line(origin['source'])}. The other sections are those of a run that evaluates it.\n"
+    )
     (folder / CONFIG).write_text(comment + yaml_text(mapping), encoding="utf-8")
     event = {"kind": "event", "step": 0, "event": "import", **origin, "parameters": parameter_count(config.model)}
     (folder / METRICS).write_text(json.dumps(event) + "\n", encoding="utf-8")

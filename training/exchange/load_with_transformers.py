@@ -1,14 +1,18 @@
 """Loads an exported folder with transformers and writes down what it computes: a program of its own.
 
-    python -P load_with_transformers.py FOLDER QUESTION.json ANSWER
+    python -P load_with_transformers.py FOLDER QUESTION.json ANSWER < PIPE
 
 It imports nothing of ours and must not find this repository on sys.path: transformers would take the folder `datasets`
-for Hugging Face's library of that name. It writes ANSWER.json and ANSWER.safetensors, which export_check.py compares.
+for Hugging Face's library of that name. It writes ANSWER.json and ANSWER.safetensors, which export_check.py compares,
+and ends, removing its files, when its standard input does: with the process that asked.
 Exit status 3: transformers cannot be imported, and the last line on standard error says why.
 """
 
+import contextlib
 import json
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +49,25 @@ def answer(folder: str, question: dict[str, Any]) -> tuple[dict[str, Any], dict[
     return values, logits
 
 
+def leave_with_asker(*files: str) -> None:
+    """Ends this process once nobody holds the other end of its standard input, however that one ended."""
+
+    def watch() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock Python would wait for at its end
+            pass
+        for file in files:
+            Path(file).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody else's files are in it
+            Path(files[0]).parent.rmdir()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def main() -> None:
     """Answers the question on the command line."""
     folder, question, destination = sys.argv[1:]
+    leave_with_asker(question, f"{destination}.json", f"{destination}.safetensors")
     try:
         import transformers  # noqa: F401  (before PyTorch, which takes longer)
         from safetensors.torch import save_file

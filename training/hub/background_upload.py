@@ -25,6 +25,11 @@ HELD = ".training_state.partial"
 SECONDS_TO_WAIT_AT_THE_END = 600.0
 
 
+def remove_held(run: Path) -> None:
+    """Removes what a run keeps for its uploads, or what one that was killed has left: links hold whole checkpoints."""
+    shutil.rmtree(run / HELD, ignore_errors=True)
+
+
 @dataclass(frozen=True)
 class Held:
     """A state that is kept for its upload."""
@@ -48,6 +53,7 @@ class BackgroundUploads:
         self._waiting: Held | None = None
         self._busy = self._closing = False
         self._thread: threading.Thread | None = None
+        self._abandoned = False
 
     def take(self, checkpoint: Path, step: int) -> None:
         """Queues a checkpoint, in place of one that still waits.
@@ -56,8 +62,6 @@ class BackgroundUploads:
         """
         held = self._run / HELD / checkpoint.name
         try:
-            if self._thread is None:
-                shutil.rmtree(self._run / HELD, ignore_errors=True)  # of a run that was killed
             shutil.rmtree(held, ignore_errors=True)
             (held / checkpoint.name).mkdir(parents=True)
             for file in checkpoint.iterdir():
@@ -92,7 +96,12 @@ class BackgroundUploads:
                 f"{self._to.repository}: the training state is still being uploaded; not waited for any longer"
             )
         else:
-            shutil.rmtree(self._run / HELD, ignore_errors=True)
+            remove_held(self._run)
+
+    def abandon(self) -> None:
+        """Removes what is kept for uploads; for the end of the run, whatever ends it."""
+        self._abandoned = True
+        remove_held(self._run)
 
     def _work(self) -> None:
         while True:
@@ -123,5 +132,7 @@ class BackgroundUploads:
             self._log.event(step, event, repository=self._to.repository, branch=BRANCH, **values)
 
     def _fail(self, step: int, reason: str) -> None:
+        if self._abandoned:
+            return
         self._record(step, "upload_failed", reason=reason)
         self._log.say(f"step {step:,}: the state was not uploaded, training goes on: {reason}")

@@ -5,10 +5,11 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from training.errors import one_line
+from training.hub.card_text import REPOSITORY_ID, code, escaped, linked, page
 from training.preparation.check_dataset import CheckedDataset
 from training.report import table
 
-MARK = "<!-- Written by isobatch push-dataset. Without this line it is yours, and is uploaded as it is. -->"
 LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "gpl-2.0", "gpl-3.0", "lgpl-3.0", "gfdl", "unlicense"),
     *("cc0-1.0", "cc-by-3.0", "cc-by-4.0", "cc-by-sa-3.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0"),
@@ -41,7 +42,7 @@ def dataset_card(dataset: DescribedDataset) -> str:
         ["## Licence", "", _licence_text(dataset)],
     ]
     text = "\n\n".join("\n".join(section) for section in sections if section)
-    return f"---\n{_metadata(dataset)}\n---\n{MARK}\n\n{text}\n"
+    return page(_metadata(dataset), text)
 
 
 def source_lines(source: Any) -> list[str]:
@@ -50,20 +51,21 @@ def source_lines(source: Any) -> list[str]:
     lines = []
     for entry in entries:
         if isinstance(entry, dict) and entry.get("repository"):
-            name, revision = entry["repository"], entry.get("revision")
-            link = f"[{name}](https://huggingface.co/datasets/{name})"
-            lines.append(f"{link}, revision `{revision}`" if revision else link)
+            link, revision = linked(entry["repository"], "datasets/"), entry.get("revision")
+            lines.append(f"{link}, revision {code(revision)}" if revision else link)
         elif isinstance(entry, dict) and entry.get("file"):
-            lines.append(f"`{entry['file']}`" + (f" ({entry['bytes']:,} bytes)" if "bytes" in entry else ""))
+            size = entry.get("bytes")
+            lines.append(code(entry["file"]) + (f" ({size:,} bytes)" if isinstance(size, int) else ""))
         elif entry:
-            lines.append(str(entry))
+            lines.append(escaped(entry))
     return lines
 
 
 def source_repositories(source: Any) -> list[str]:
-    """The datasets on the Hub among the sources."""
+    """The datasets on the Hub among the sources; what is no name of one is left out."""
     entries = source if isinstance(source, list) else [source]
-    return [str(entry["repository"]) for entry in entries if isinstance(entry, dict) and entry.get("repository")]
+    names = [str(entry["repository"]) for entry in entries if isinstance(entry, dict) and entry.get("repository")]
+    return list(filter(REPOSITORY_ID.fullmatch, names))
 
 
 def _metadata(dataset: DescribedDataset) -> str:
@@ -71,7 +73,7 @@ def _metadata(dataset: DescribedDataset) -> str:
 
     licence: dict[str, Any] = _licence(dataset)
     data = DatasetCardData(
-        pretty_name=dataset.name,
+        pretty_name=one_line(dataset.name),
         task_categories=["text-generation"],
         size_categories=_size(dataset),
         tags=["isobatch", "tokenized"],
@@ -131,7 +133,7 @@ def _split_section(dataset: DescribedDataset) -> list[str]:
     titles = ("File", "Tokens", "Documents", "Bytes of text", "sha256")
     facts = [("Vocabulary", dataset.checked.vocab_size), ("End of text", dataset.checked.end_of_text)]
     facts.append(("Fingerprint", dataset.description.get("fingerprint")))
-    known = [(name, f"`{value}`") for name, value in facts if value is not None]
+    known = [(name, code(value)) for name, value in facts if value is not None]
     return ["## Contents", "", *table(titles, rows), "", *(table(("", ""), known) if known else [])]
 
 
@@ -142,4 +144,4 @@ def _source_section(dataset: DescribedDataset) -> list[str]:
 
 def _licence_text(dataset: DescribedDataset) -> str:
     stated = dataset.licence or dataset.description.get("licence")
-    return f"{stated}." if stated else "Whoever uploaded it has stated none; that of the source holds."
+    return f"{escaped(stated)}." if stated else "Whoever uploaded it has stated none; that of the source holds."

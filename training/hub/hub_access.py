@@ -1,11 +1,16 @@
 """Tells, before any work is done, whether an upload to the Hugging Face Hub will be allowed."""
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from training.errors import UserError
-from training.hub.hub_client import ANSWER_SECONDS, check_token, client_errors
-from training.hub.hub_upload import problem_of
+from training.errors import RunError, UserError, one_line
+from training.hub.card_text import is_ours
+from training.hub.hub_client import ANSWER_SECONDS, check_token
+from training.hub.hub_retry import client_errors
+from training.hub.hub_upload import Destination, problem_of
 
+PAGE = "README.md"
 READERS = ("read", "no_access")  # roles in an organisation
 TOKEN_PAGE = "https://huggingface.co/settings/tokens"
 LICENCE_PAGE = "https://huggingface.co/docs/hub/repositories-licenses"
@@ -45,6 +50,54 @@ def check_access(repository: str, named: str, licence: str | None = None) -> Non
         problem = f"HF_TOKEN: {problem_of(error)}" if unknown else problem_of(error)
     if problem:
         raise UserError(f"{named}: {repository}: {problem}")
+
+
+def check_destination(to: Destination, named: str, licence: str | None, way_on: str, own_page: bytes = b"") -> None:
+    """Checks, as `check_access`, that an upload will be allowed, and that it would replace nobody's own files.
+
+    Args:
+        to: where to.
+        named: the key or option that names the repository, for the message.
+        licence: that the page will name.
+        way_on: what the user can do where there are such files; "" = they may be replaced.
+        own_page: a README.md of the user's that will be uploaded as it is.
+
+    Raises:
+        UserError: as `check_access`; or there are files that were not uploaded from here.
+        RunError: the Hub is in trouble.
+    """
+    check_access(to.repository, named, licence)
+    if way_on and (problem := foreign_content(to, own_page)):
+        raise UserError(f"{named}: {to.repository}: {problem}; {way_on}")
+
+
+def foreign_content(to: Destination, own_page: bytes = b"") -> str | None:
+    """What would be replaced though it was not uploaded from here, as far as the repository's page tells.
+
+    Raises:
+        RunError: the Hub does not tell.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    try:
+        info: Any = HfApi().repo_info(to.repository, repo_type=to.kind, revision=to.branch, timeout=ANSWER_SECONDS)
+        files = {sibling.rfilename for sibling in info.siblings or []} - {".gitattributes"}
+        if not files:
+            return None
+        if PAGE not in files:
+            names = ", ".join(map(one_line, sorted(files)[:5]))
+            return f"holds files that were not uploaded from here ({names}), which an upload may replace"
+        with tempfile.TemporaryDirectory() as folder:
+            page = hf_hub_download(to.repository, PAGE, repo_type=to.kind, revision=info.sha, local_dir=folder)
+            content = Path(page).read_bytes()
+    except (RepositoryNotFoundError, RevisionNotFoundError):
+        return None
+    except client_errors() as error:
+        raise RunError(f"{to.repository}: {problem_of(error)}") from error
+    if is_ours(content) or content == own_page:
+        return None
+    return f"its {PAGE} was not written from here, or was edited since, and an upload would replace it"
 
 
 def _problem_of_account(account: dict[str, Any], repository: str) -> str | None:

@@ -10,10 +10,11 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import cast
 
-from training.errors import UserError
+from training.errors import RunError, UserError
+from training.hub.hub_retry import Result, cause_of, client_errors, is_unreachable, may_pass, patiently
 from training.preparation.dataset_files import staged_folder
 from training.tokenizer import load_tokenizer
 
@@ -42,11 +43,12 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with staged_folder(destination, keep_other=True) as folder, hub_errors(f"dataset {name}", revision):
+    what = f"dataset {name}"
+    with staged_folder(destination, keep_other=True) as folder, hub_errors(what, revision):
         from huggingface_hub import HfApi, hf_hub_download
 
         check_token()
-        info = HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS)
+        info = _again(what, lambda: HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS), first=True)
         assert info.sha is not None, f"the Hub gave no commit for {name}"
         present = {sibling.rfilename for sibling in info.siblings or []}
         if "train.safetensors" not in present:
@@ -56,7 +58,8 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
                 "check data.dataset"
             )
         for file in filter(present.__contains__, DATASET_FILES):
-            hf_hub_download(name, file, repo_type="dataset", revision=info.sha, local_dir=folder)
+            options = {"repo_type": "dataset", "revision": info.sha, "local_dir": str(folder)}
+            _again(what, partial(hf_hub_download, name, file, **options))
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes
         record = {"repository": name, "revision": info.sha, "requested": revision}
         (folder / "download.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
@@ -70,11 +73,12 @@ def download_tokenizer(repository: str, destination_file: Path) -> None:
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with hub_errors(f"tokenizer {repository}"):
+    what = f"tokenizer {repository}"
+    with hub_errors(what):
         from huggingface_hub import HfApi, hf_hub_download
 
         check_token()
-        info = HfApi().model_info(repository, timeout=ANSWER_SECONDS)
+        info = _again(what, lambda: HfApi().model_info(repository, timeout=ANSWER_SECONDS), first=True)
         if not any(sibling.rfilename == "tokenizer.json" for sibling in info.siblings or []):
             raise UserError(
                 f"tokenizer {repository}: the repository has no tokenizer.json; no other format is read; "
@@ -82,7 +86,7 @@ def download_tokenizer(repository: str, destination_file: Path) -> None:
             )
         destination_file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=destination_file.parent, prefix=".tokenizer.partial-") as folder:
-            path = hf_hub_download(repository, "tokenizer.json", local_dir=folder)
+            path = _again(what, partial(hf_hub_download, repository, "tokenizer.json", local_dir=folder))
             try:
                 load_tokenizer(Path(path))
             except UserError as error:
@@ -111,7 +115,8 @@ def download_source_files(
     Raises:
         UserError: naming the repository, what failed, and what to do.
     """
-    with hub_errors(f"dataset {name}", revision):
+    what = f"dataset {name}"
+    with hub_errors(what, revision):
         from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
         check_token()
@@ -126,12 +131,13 @@ def download_source_files(
             names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.is_file()]
             print(f"dataset {name}: HF_HUB_OFFLINE is set, using what is here of {snapshot.name}", file=sys.stderr)
             return snapshot.name, [(file, snapshot / file) for file in choose(names)]
-        info = HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS)
+        info = _again(what, lambda: HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS), first=True)
         assert info.sha is not None, f"the Hub gave no commit for {name}"
         chosen = choose([sibling.rfilename for sibling in info.siblings or []])
-        paths = [hf_hub_download(name, file, repo_type="dataset", revision=info.sha) for file in chosen]
+        options = {"repo_type": "dataset", "revision": info.sha}
+        paths = [_again(what, partial(hf_hub_download, name, file, **options)) for file in chosen]
         if revision != info.sha:  # so that the cache knows, offline, which commit the branch or tag stands for
-            hf_hub_download(name, chosen[0], repo_type="dataset", revision=revision)
+            _again(what, partial(hf_hub_download, name, chosen[0], repo_type="dataset", revision=revision))
         return info.sha, [(file, Path(path)) for file, path in zip(chosen, paths, strict=True)]
 
 
@@ -149,11 +155,14 @@ def download_model(repository: str, revision: str | None, destination: Path) -> 
     Raises:
         UserError: naming the repository, what failed, and what to do; also where its only weights are pickled.
     """
-    with hub_errors(f"model {repository}", revision):
+    what = f"model {repository}"
+    with hub_errors(what, revision):
         from huggingface_hub import HfApi, hf_hub_download
 
         check_token()
-        info = HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS)
+        info = _again(
+            what, lambda: HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS), first=True
+        )
         assert info.sha is not None, f"the Hub gave no commit for {repository}"
         present = sorted(sibling.rfilename for sibling in info.siblings or [])
         weights = [file for file in present if "/" not in file and file.endswith(".safetensors")]
@@ -166,7 +175,7 @@ def download_model(repository: str, revision: str | None, destination: Path) -> 
                 "with safetensors"
             )
         for file in (*filter(present.__contains__, MODEL_FILES), *weights):
-            hf_hub_download(repository, file, revision=info.sha, local_dir=destination)
+            _again(what, partial(hf_hub_download, repository, file, revision=info.sha, local_dir=destination))
     return info.sha
 
 
@@ -215,20 +224,30 @@ def check_token() -> None:
 
 @contextlib.contextmanager
 def hub_errors(what: str, revision: str | None = None) -> Iterator[None]:
-    """Turns whatever the client raises into one UserError about `what`, which was to be downloaded."""
+    """Turns whatever the client raises into one sentence about `what`, which was to be downloaded.
+
+    A RunError where the Hub or the network is in trouble, else a UserError.
+    """
     try:
         yield
     except client_errors() as error:
-        raise UserError(f"{what}: {_problem(error, revision)}") from error
+        kind = RunError if may_pass(error) else UserError
+        raise kind(f"{what}: {_problem(error, revision)}") from error
 
 
-def client_errors() -> tuple[type[Exception], ...]:
-    """What the client raises where the Hub, the network or the disk refuses."""
-    from huggingface_hub.errors import HfHubHTTPError
+def _again(what: str, attempt: Callable[[], Result], first: bool = False) -> Result:
+    """Tries part of a download until it works, or has failed for good.
 
-    # Its first base is the root of httpx, or of its successor: whichever this version of the client uses. An answer of
-    # another form than the Hub's is a KeyError or a ValueError.
-    return (cast(type[Exception], HfHubHTTPError.__bases__[0]), OSError, RuntimeError, ValueError, KeyError)
+    A Hub that cannot be reached at all at `first` is told at once: most often there is no network.
+    """
+
+    def passes(error: BaseException) -> bool:
+        return may_pass(error) and not (first and is_unreachable(error))
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    return patiently(attempt, lambda error: f"{what}: {_problem(error, None)}", say, passes)
 
 
 def _problem(error: Exception, revision: str | None) -> str:
@@ -242,8 +261,7 @@ def _problem(error: Exception, revision: str | None) -> str:
         RevisionNotFoundError,
     )
 
-    # The client wraps a failed request in "cannot find it in the local cache".
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+    cause = cause_of(error)
     if isinstance(cause, OfflineModeIsEnabled):
         return "not on this machine, and HF_HUB_OFFLINE forbids to download it; unset HF_HUB_OFFLINE"
     if isinstance(cause, GatedRepoError):
@@ -266,6 +284,8 @@ def _refusal(status: int) -> str:
         return f"the Hub refuses the token (HTTP {status}); correct HF_TOKEN, or unset it if all is public"
     if status == 429:
         return "the Hub gets too many requests from here (HTTP 429); wait some minutes, or set HF_TOKEN"
+    if status == 404:
+        return "the Hub has no such repository or revision (HTTP 404); check the name and the revision"
     return f"the Hub answers with HTTP {status}; try again later"
 
 

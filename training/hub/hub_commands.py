@@ -10,6 +10,11 @@ if TYPE_CHECKING:
     from training.exchange.export import Dtype
 
 
+ReplaceOption = Annotated[
+    bool, typer.Option("--replace", help="Replace files and a page there that were not uploaded from here.")
+]
+
+
 def push(
     checkpoint: Annotated[
         str, typer.Argument(metavar="CHECKPOINT", help="RUN (its latest checkpoint), RUN/step_00000617, or a folder.")
@@ -22,6 +27,7 @@ def push(
     licence: Annotated[
         str | None, typer.Option(metavar="ID", help="Of the model, as the Hub calls it: apache-2.0, mit, ...")
     ] = None,
+    replace: ReplaceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Build the folder, RUN/hub, and upload nothing.")] = False,
     branch: Annotated[str, typer.Option(help="The branch to upload to; made if need be.")] = "main",
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
@@ -32,13 +38,14 @@ def push(
 ) -> None:
     """Upload a model to the Hugging Face Hub, with its page, charts, config and metrics, in one commit."""
     from training.config import REPOSITORY
-    from training.hub.hub_access import check_access
-    from training.hub.push import Push, built_folder, check_options, push_model
+    from training.hub.hub_access import check_destination
+    from training.hub.hub_upload import Destination
+    from training.hub.push import REPLACE, Push, built_folder, check_options, push_model
     from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
 
-    check_options(repository, licence, which, dtype)
+    check_options(repository, licence, which, dtype, branch)
     if not dry_run:
-        check_access(repository, "REPO", licence)
+        check_destination(Destination(repository, branch=branch), "REPO", licence, "" if replace else REPLACE)
     folder, config = find_checkpoint_and_config(f"{checkpoint}/best" if which == "best" else checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
     wish = Push(
@@ -51,6 +58,7 @@ def push(
         tokenizer=tokenizer or find_tokenizer_if_any(config, datasets),
         dtype=cast("Dtype", dtype),
         branch=branch,
+        replace=replace,
     )
     if dry_run:
         with built_folder(wish, _say) as folder:
@@ -67,14 +75,18 @@ def push_dataset(
         str | None,
         typer.Option(metavar="ID", help="As the Hub calls it: cc-by-4.0, ...  [default: that in dataset.json]"),
     ] = None,
+    replace: ReplaceOption = False,
 ) -> None:
     """Upload a dataset to the Hugging Face Hub, checked, with a page, so that others train on the same tokens."""
-    from training.hub.hub_access import check_access
-    from training.hub.push import check_options
+    from training.hub.hub_access import check_destination
+    from training.hub.hub_upload import Destination
+    from training.hub.push import REPLACE, check_options
+    from training.hub.push_dataset import own_page
     from training.hub.push_dataset import push_dataset as push
 
     check_options(repository, licence=licence)
-    check_access(repository, "REPO", licence)
+    to, way_on = Destination(repository, "dataset"), "" if replace else REPLACE
+    check_destination(to, "REPO", licence, way_on, own_page(folder) or b"")
     sha = push(folder, repository, not public, licence, _say)
     print(f"data: {{dataset: {repository}, revision: {sha}}}")
 

@@ -8,21 +8,17 @@ import json
 import logging
 import re
 import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
 from training.errors import RunError
-from training.hub.hub_client import ANSWER_SECONDS, client_errors, first_line
+from training.hub.hub_client import ANSWER_SECONDS, first_line
+from training.hub.hub_retry import Say, cause_of, client_errors, patiently, status_of
 
-WAITS = (2.0, 8.0, 30.0, 60.0)
-"""Seconds before each further attempt; the client itself has by then tried most requests six times in 23 seconds."""
-LONGEST_WAIT = 330.0  # the Hub counts requests per five minutes
 SILENCE_SECONDS = 120.0
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,8 @@ def upload_files(
         to: where to.
         title: of the commit.
         say: shows a line to the user; None = in silence, without progress bars.
-        stale: others that are removed in the same commit, where they are there; None = all others.
+        stale: names, with * for a part, of others that are removed in the same commit, where they are there; None =
+            all others.
 
     Returns:
         The sha of the commit; of the last one where nothing had to be changed.
@@ -78,18 +75,15 @@ def upload_files(
     tell: Say = say or (lambda _line: None)
     size = sum(path.stat().st_size for path in files.values())
     tell(f"uploading {len(files)} files ({size / 1e6:,.1f} MB) to {to.page}")
-    for wait in (*WAITS, None):
-        try:
-            with _progress_bars(shown=say is not None and sys.stderr.isatty()):
-                return _upload(files, to, title, tell, stale)
-        except client_errors() as error:
-            problem = f"{to.repository}: {problem_of(error)}"
-            if wait is None or not may_pass(error):
-                raise RunError(problem) from error
-            pause = max(wait, min(_asked_to_wait(error), LONGEST_WAIT))
-            tell(f"{problem}; trying again in {pause:.0f} s")
-            time.sleep(pause)
-    raise AssertionError("the last attempt returns or raises")
+
+    def attempt() -> str:
+        with _progress_bars(shown=say is not None and sys.stderr.isatty()):
+            return _upload(files, to, title, tell, stale)
+
+    try:
+        return patiently(attempt, lambda error: f"{to.repository}: {problem_of(error)}", tell)
+    except client_errors() as error:
+        raise RunError(f"{to.repository}: {problem_of(error)}") from error
 
 
 @contextlib.contextmanager
@@ -115,7 +109,8 @@ def _upload(files: Mapping[str, Path], to: Destination, title: str, say: Say, st
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would warn of a commit without changes
     get_session().timeout = SILENCE_SECONDS  # the client would wait for ever
     sha, present = _open_repository(to, say)
-    removed = (present if stale is None else present & set(stale)) - files.keys() - {".gitattributes"}
+    gone = [name for name in present if stale is None or any(fnmatchcase(name, pattern) for pattern in stale)]
+    removed = set(gone) - files.keys() - {".gitattributes"}
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, path) for name, path in files.items()
     ]
@@ -163,31 +158,15 @@ def _open_repository(to: Destination, say: Say) -> tuple[str, set[str]]:
 # Failures
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed a little later."""
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-
-    cause = _cause(error)
-    status = _status(cause)
-    if status is not None:
-        return status in (408, 429) or status >= 500
-    if isinstance(cause, OfflineModeIsEnabled):
-        return False
-    network = (HfHubHTTPError.__bases__[0], ConnectionError, TimeoutError)
-    # A page of HTML where the client expects JSON comes from a proxy, or from a Hub in trouble; a RuntimeError of
-    # unknown cause is Xet's.
-    return isinstance(cause, (*network, json.JSONDecodeError, RuntimeError))
-
-
 def problem_of(error: BaseException) -> str:
     """What went wrong with an upload, and what to do; without the token, which no message of the client holds."""
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
-    cause = _cause(error)
+    cause = cause_of(error)
     file = re.search(r"Error while uploading '(.+?)'", str(error))
     which = f"{file[1]} could not be sent: " if file else ""
-    status = _status(cause)
+    status = status_of(cause)
     if status is not None:
         said = " ".join(str(getattr(cause, "server_message", None) or "").split())
         return which + _refusal(status, f"HTTP {status}" + (f": {said}" if said else ""))
@@ -214,34 +193,3 @@ def _refusal(status: int, answer: str) -> str:
     if status >= 500:
         return f"the Hub is in trouble ({answer}); try again later"
     return f"the Hub refuses it ({answer})"
-
-
-def _cause(error: BaseException) -> BaseException:
-    """The client wraps the failure of a large file in a RuntimeError."""
-    return error.__cause__ if isinstance(error, RuntimeError) and error.__cause__ else error
-
-
-def _status(error: BaseException) -> int | None:
-    """The HTTP status behind an exception, if the Hub has answered."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(error, HfHubHTTPError):
-        return int(error.response.status_code)
-    in_text = re.search(r"HTTP status (?:client|server) error \((\d{3})", str(error))  # of Xet's own client
-    return int(in_text[1]) if in_text else None
-
-
-def _asked_to_wait(error: BaseException) -> float:
-    """Seconds that the Hub asks for: `Retry-After: 7`, or where it gets too many requests `RateLimit: "api";r=0;t=55`.
-
-    The latter comes with other answers too, and tells then how long the present five minutes last.
-    """
-    from huggingface_hub.errors import HfHubHTTPError
-
-    cause = _cause(error)
-    if not isinstance(cause, HfHubHTTPError):
-        return 0.0
-    headers = cause.response.headers
-    asked = re.search(r"t=(\d+)", headers.get("RateLimit", "")) if cause.response.status_code == 429 else None
-    seconds = headers.get("Retry-After", "") or (asked[1] if asked else "0")
-    return float(seconds) if seconds.isdecimal() else 0.0

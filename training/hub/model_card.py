@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from model.gpt import parameter_count
 from training.config import RunConfig, config_mapping
+from training.hub.card_text import code, escaped, linked, page
 from training.hub.dataset_card import source_lines, source_repositories
 from training.metrics_file import Metrics
 from training.report import change_section, chart_section, duration, fenced, place_section, table
@@ -83,7 +84,7 @@ class Described:
         repository, commit = events[-1]["source"], events[-1]["revision"]
         if commit is None:
             return "a folder"  # whose name says nothing elsewhere
-        return f"[{repository}](https://huggingface.co/{repository}), revision `{commit}`"
+        return f"{linked(repository)}, revision {code(commit)}"
 
     def validation(self) -> "np.void | None":
         """The validation of this checkpoint."""
@@ -113,7 +114,7 @@ def model_card(model: Described) -> str:
         _config_section(model),
     ]
     text = "\n\n".join("\n".join(section) for section in sections if section)
-    return f"---\n{_metadata(model)}\n---\n\n{text}\n"
+    return page(_metadata(model), text)
 
 
 # Metadata
@@ -183,20 +184,21 @@ def _measures(model: Described) -> list[tuple[str, str, float]]:
 def _summary(model: Described) -> str:
     parameters, tokens = parameter_count(model.config.model), _tokens_seen(model)
     begun_with = model.config.init_from
-    origin = f"the weights of the run `{Path(begun_with).parent.name}`" if begun_with else None  # no path of a machine
+    begun_run = Path(begun_with).parent.name if begun_with else None  # no path of a machine
+    origin = f"the weights of the run {code(begun_run)}" if begun_run else None
     if model.base_model:
-        origin = f"the weights of [{model.base_model}](https://huggingface.co/{model.base_model})"
+        origin = f"the weights of {linked(model.base_model)}"
     if tokens:
         begun = f"from {origin or 'scratch'}"
-        made = f"trained {begun} on {tokens:,} tokens of {model.config.data.dataset} with Isobatch, in the run"
-        made += f" `{model.run}`; this is its state after step {model.step:,}{_of_total(model)}"
+        made = f"trained {begun} on {tokens:,} tokens of {escaped(model.config.data.dataset)} with Isobatch, in the run"
+        made += f" {code(model.run)}; this is its state after step {model.step:,}{_of_total(model)}"
     elif model.imported:
         made = f"imported from {model.imported}; how it was trained is said there"
     else:
         made = f"with {origin or 'its initial weights'}"
     return (
         f"A GPT-2-style language model with {parameters:,} parameters, {made}. It loads without remote code."
-        f"\n\nHow the export was checked: {model.check}."
+        f"\n\nHow the export was checked: {escaped(model.check)}."
     )
 
 
@@ -253,10 +255,10 @@ def _architecture_section(model: Described) -> list[str]:
 
 def _data_section(model: Described) -> list[str]:
     data, dataset = model.config.data, model.dataset
-    name = f"[{data.dataset}](https://huggingface.co/datasets/{data.dataset})" if model.on_hub else f"`{data.dataset}`"
+    name = linked(data.dataset, "datasets/") if model.on_hub else code(data.dataset)
     rows = [("Dataset", name)]
     if model.revision:
-        rows.append(("Revision", f"`{model.revision}`"))
+        rows.append(("Revision", code(model.revision)))
     if tokens := _tokens_seen(model):
         passes = f"{data.epochs} {'pass' if data.epochs == 1 else 'passes'}"
         rows.append(
@@ -270,9 +272,9 @@ def _data_section(model: Described) -> list[str]:
         rows.append(("Sequences", "one for each document; with prompts and responses, only the responses are targets"))
     for title, key in (("Licence of the data", "licence"), ("Fingerprint", "fingerprint")):
         if value := dataset.get(key):
-            rows.append((title, str(value)))
+            rows.append((title, escaped(value)))
     if data.tokenizer:
-        rows.append(("Tokenizer", f"`{data.tokenizer}`"))
+        rows.append(("Tokenizer", code(data.tokenizer)))
     return ["## Training data", "", *table(("", ""), rows)]
 
 
@@ -321,6 +323,6 @@ def _limits(model: Described) -> str:
 
 def _licence(model: Described) -> str:
     data = model.dataset.get("licence")
-    about_data = f" The training data's licence is {data}." if data else ""
+    about_data = f" The training data's licence is {escaped(data)}." if data else ""
     own = f"The weights: {model.licence}." if model.licence else "Its author has stated no licence for the weights."
     return own + about_data

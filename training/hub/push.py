@@ -4,7 +4,6 @@ checkpoints/<run>/hub/     what was uploaded last, or what could not be
 """
 
 import contextlib
-import json
 import re
 import shlex
 import shutil
@@ -19,11 +18,15 @@ from training.checkpoint import FOR_THE_MODEL, checkpoint_name, find_checkpoint
 from training.config import LICENCE_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file
-from training.errors import RunError, UserError
+from training.errors import RunError, UserError, one_line
 from training.exchange.export import Dtype, export_model
-from training.hub.hub_upload import Destination, Say, files_of, upload_files
+from training.hub.card_text import is_ours
+from training.hub.hub_access import PAGE, foreign_content
+from training.hub.hub_retry import Say
+from training.hub.hub_upload import Destination, files_of, upload_files
 from training.hub.model_card import Described, model_card
 from training.hub.tensorboard import FILE, event_file
+from training.json_file import read_json_object
 from training.metrics import RunLog
 from training.metrics_file import Metrics, read_metrics
 from training.restore import read_state
@@ -33,10 +36,16 @@ from training.yaml_reader import read_yaml, yaml_text
 
 HUB = "hub"
 STALE = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"),
-    *("pytorch_model.bin", "model.safetensors.index.json", "loss.png", "grad_norm.png", "learning_rate.png", METRICS),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
+    *("merges.txt", "pytorch_model*", "model-*-of-*.safetensors", "model.safetensors.index.json"),
+    *("adapter_config.json", "adapter_model.*", "tf_model.h5", "flax_model.msgpack"),
+    *("loss.png", "grad_norm.png", "learning_rate.png", METRICS),
 )
-"""What an earlier upload may have left in a repository and would mislead who loads this one."""
+"""What an earlier upload, or another model, may have left in a repository and would mislead who loads this one."""
+SHOWN = {"licence": (str,), "fingerprint": (str,), "kind": (str,), "splits": (dict,), "source": (str, list, dict)}
+"""Keys of dataset.json that a page shows, and of what kinds their values are."""
+REPLACE = "give --replace to go on, or choose another repository"
+REPLACE_AFTER_TRAINING = "choose another repository, or train without it and then: isobatch push RUN REPO --replace"
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ class Push:
     tokenizer: Path | None = None
     dtype: Dtype = "float32"
     branch: str = "main"
+    replace: bool = False
+    """Whether files that were not uploaded from here, and a page that was edited, may be replaced."""
 
     @property
     def run(self) -> Path | None:
@@ -64,8 +75,13 @@ class Push:
 
     @property
     def name(self) -> str:
-        """The run's name, or that of a checkpoint without a run."""
-        return (self.run or self.checkpoint).resolve().name
+        """The run's name, or that of a checkpoint without a run, as a path on the Hub may have it."""
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", (self.run or self.checkpoint).resolve().name)
+
+    @property
+    def to(self) -> Destination:
+        """Where to."""
+        return Destination(self.repository, private=self.private, branch=self.branch)
 
     @property
     def folder(self) -> Path:
@@ -95,10 +111,13 @@ class Push:
         }
         for option, (value, default) in options.items():
             words += [] if value in (None, default) else [option, str(value)]
+        words += ["--replace"] if self.replace else []
         return shlex.join(words)
 
 
-def check_options(repository: str, licence: str | None, which: str = "last", dtype: str = "float32") -> None:
+def check_options(
+    repository: str, licence: str | None, which: str = "last", dtype: str = "float32", branch: str = "main"
+) -> None:
     """Checks the words of the command line that would otherwise fail late.
 
     Raises:
@@ -109,6 +128,8 @@ def check_options(repository: str, licence: str | None, which: str = "last", dty
     for option, value, known in (("--checkpoint", which, ("last", "best")), ("--dtype", dtype, get_args(Dtype))):
         if value not in known:
             raise UserError(f"{option}: must be one of {', '.join(known)}, got {value!r}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._/-]*", branch):
+        raise UserError(f"--branch: must be the name of a branch, such as main, got {branch!r}")
     if licence is not None and not re.fullmatch(LICENCE_PATTERN, licence):
         raise UserError(f"--licence: must be the Hub's name of a licence, such as apache-2.0, got {licence!r}")
 
@@ -121,10 +142,12 @@ def push_model(push: Push, say: Say) -> str:
         RunError: the upload has failed for good; the folder is whole, and the message says how to repeat it.
     """
     step = read_state(push.checkpoint).step
-    to = Destination(push.repository, private=push.private, branch=push.branch)
     with built_folder(push, say) as folder:
         try:
-            return upload_files(files_of(folder), to, f"{push.name}, step {step:,}", say, STALE)
+            problem = None if push.replace else foreign_content(push.to)  # again: the export has taken its time
+            if problem:
+                raise RunError(f"{push.repository}: {problem}; {REPLACE}")
+            return upload_files(files_of(folder), push.to, f"{push.name}, step {step:,}", say, STALE)
         except RunError as failure:
             raise RunError(
                 f"{failure}; nothing is lost, {folder} holds what was to be uploaded; to try again: {push.again()}"
@@ -190,12 +213,18 @@ def _build(push: Push, say: Say) -> None:
         shutil.rmtree(left, ignore_errors=True)
     if folder.exists() and not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: exists, and is no earlier upload; nothing of yours is overwritten: rename it")
+    card = folder / PAGE
+    if not push.replace and card.is_file() and not is_ours(card.read_bytes()):
+        raise UserError(
+            f"{card}: was edited since it was written, and a push writes it anew; move it away, or go on with: "
+            f"{push.again()} --replace"
+        )
     description = push.description if push.description.is_file() else None  # else the one beside the tokenizer
     exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, description)
     say(exported.check)
     if push.tokenizer is None:
         say(f"without a tokenizer: there is no {push.description.with_name(TOKENIZER)}; --tokenizer gives one")
-    for name, content in _more_files(push, exported.check).items():
+    for name, content in _more_files(push, exported.check, say).items():
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         (partial / name).write_bytes(content)
     if folder.is_dir():
@@ -204,7 +233,7 @@ def _build(push: Push, say: Say) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _more_files(push: Push, check: str) -> dict[str, bytes]:
+def _more_files(push: Push, check: str, say: Say) -> dict[str, bytes]:
     """What lies in the folder besides the export; from the run's records, where there are any."""
     metrics, files = None, {}
     if push.run is not None and (push.run / METRICS).is_file():
@@ -212,12 +241,17 @@ def _more_files(push: Push, check: str) -> dict[str, bytes]:
         files = {METRICS: (push.run / METRICS).read_bytes(), f"runs/{push.name}/{FILE}": event_file(metrics)}
         files |= draw_charts(metrics, push.name, push.config.optimizer.clip_norm)
     files[CONFIG] = yaml_text(config_mapping(push.config)).encode()
-    files["README.md"] = model_card(_described(push, metrics, check)).encode("utf-8", errors="replace")
+    files[PAGE] = model_card(_described(push, metrics, check, say)).encode("utf-8")
     return files
 
 
-def _described(push: Push, metrics: Metrics | None, check: str) -> Described:
+def _described(push: Push, metrics: Metrics | None, check: str, say: Say) -> Described:
     known = read_yaml(INTERVENTIONS)
+    dataset = {}
+    try:
+        dataset = read_description(push.description)
+    except UserError as mistake:  # the model is none the worse for it
+        say(f"{one_line(mistake)}; the page is written without it")
     return Described(
         repository=push.repository,
         run=push.name,
@@ -225,7 +259,7 @@ def _described(push: Push, metrics: Metrics | None, check: str) -> Described:
         config=push.config,
         metrics=metrics,
         check=check,
-        dataset=read_description(push.description),
+        dataset=dataset,
         interventions={name: known[name]["description"] for name in push.config.interventions if name in known},
         has_tokenizer=push.tokenizer is not None,
         licence=push.licence,
@@ -253,11 +287,14 @@ def read_description(path: Path) -> dict[str, Any]:
     """A dataset's dataset.json; nothing where there is none.
 
     Raises:
-        UserError: it is damaged.
+        UserError: it is damaged, or a value that a page shows is of a wrong kind.
     """
     if not path.is_file():
         return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: is not a description of a dataset ({error}); restore the file") from None
+    description = read_json_object(path, "restore the file")
+    for key, kinds in SHOWN.items():
+        value = description.get(key)
+        if value is not None and not isinstance(value, kinds):
+            wanted = " or ".join(kind.__name__ for kind in kinds)
+            raise UserError(f"{path}: {key} is a {type(value).__name__}, but must be a {wanted}; correct it")
+    return description

@@ -4,14 +4,16 @@ import os
 import shlex
 from pathlib import Path
 
-from training.errors import RunError, UserError
-from training.hub.dataset_card import MARK, DescribedDataset, dataset_card
+from training.errors import RunError, UserError, one_line
+from training.hub.card_text import is_ours
+from training.hub.dataset_card import DescribedDataset, dataset_card
+from training.hub.hub_access import PAGE
 from training.hub.hub_client import DATASET_FILES
-from training.hub.hub_upload import Destination, Say, upload_files
+from training.hub.hub_retry import Say
+from training.hub.hub_upload import Destination, upload_files
 from training.hub.push import read_description
 from training.preparation.check_dataset import check_dataset
-
-CARD = "README.md"
+from training.preparation.dataset_files import replace_content
 
 
 def push_dataset(folder: Path, repository: str, private: bool, licence: str | None, say: Say) -> str:
@@ -36,25 +38,40 @@ def push_dataset(folder: Path, repository: str, private: bool, licence: str | No
         more = f" (and {len(checked.problems) - 1} more problems)" if len(checked.problems) > 1 else ""
         raise UserError(f"{checked.problems[0]}{more}")
     say(checked.summary)
-    card = folder / CARD
-    if not card.exists() or MARK in card.read_text(encoding="utf-8"):
-        described = DescribedDataset(
-            repository, folder.resolve().name, checked, read_description(folder / "dataset.json"), licence
-        )
-        _replace(card, dataset_card(described))
+    described = DescribedDataset(
+        repository, folder.resolve().name, checked, read_description(folder / "dataset.json"), licence
+    )
+    if own_page(folder) is None:
+        try:
+            replace_content(folder / PAGE, dataset_card(described))
+        except OSError as error:
+            raise RunError(f"{folder / PAGE}: cannot be written ({error}); make the folder writable") from error
+    else:
+        say(f"{folder / PAGE}: is your own, or was edited, and is uploaded as it is; remove it to get a new one")
     files = {name: folder / name for name in DATASET_FILES if (folder / name).exists()}
     stale = set(DATASET_FILES) - files.keys()
     total = sum(found.tokens for found in checked.splits.values())
     to = Destination(repository, "dataset", private)
     try:
-        return upload_files(files, to, f"{folder.resolve().name}: {total:,} tokens", say, stale)
+        return upload_files(files, to, one_line(f"{folder.resolve().name}: {total:,} tokens"), say, stale)
     except RunError as failure:
         words = ["isobatch", "push-dataset", str(folder), repository, *([] if private else ["--public"])]
         words += ["--licence", licence] if licence else []
         raise RunError(f"{failure}; nothing is lost; to try again: {shlex.join(words)}") from failure
 
 
-def _replace(path: Path, text: str) -> None:
-    beside = path.with_name(f".{path.name}.new")
-    beside.write_text(text, encoding="utf-8")
-    os.replace(beside, path)
+def own_page(folder: Path) -> bytes | None:
+    """The README.md that the user wrote or edited; None where there is none, or the one that was written here.
+
+    Raises:
+        UserError: it is no text.
+    """
+    path = folder / PAGE
+    if not os.path.lexists(path):
+        return None
+    try:
+        content = path.read_bytes()
+        content.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as UTF-8 text ({error}); save it so, or remove it") from None
+    return None if is_ours(content) else content

@@ -94,7 +94,7 @@ def _check(sources: list[str], as_json: bool) -> None:
             raise typer.Exit(2)
         return
     if problems:
-        raise UserError("\n".join([f"{len(problems)} problems:", *problems]) if len(problems) > 1 else problems[0])
+        raise UserError(*([f"{len(problems)} problems:"] if len(problems) > 1 else []), *problems)
     for dataset in checked:
         print(dataset.summary)
 
