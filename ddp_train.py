@@ -116,10 +116,8 @@ def main(
 
         opening = Opening(**group.first("open", open_folder))
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
-        if config.hub.repo is not None and not restarted():
-            group.first("hub", partial(check_hub, config))
-        if config.tracking.trackers and not restarted():
-            group.first("tracking", partial(check_installed, config.tracking))
+        if not restarted():
+            group.first("services", partial(check_services, config))
         session = build(config, folder, datasets, microbatch, opening, group)
         stack.callback(session.leave)
         state = first_state(session, opening)
@@ -129,10 +127,11 @@ def main(
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
 
 
-def check_hub(config: RunConfig) -> None:
-    """Checks, before training, that its result may be uploaded, and would replace nobody's files."""
-    assert config.hub.repo is not None, "a run without hub.repo is not pushed"
-    check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
+def check_services(config: RunConfig) -> None:
+    """Checks, before training, that the result may be uploaded and replaces nobody's files, and that trackers are there."""
+    if config.hub.repo is not None:
+        check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
+    check_installed(config.tracking)
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
