@@ -123,7 +123,7 @@ def _library() -> Any:
     try:
         return importlib.import_module("gguf")
     except ImportError as error:
-        raise UserError(f"--format gguf: needs the package gguf ({error}); pip install 'isobatch[export]'") from None
+        raise UserError(f"--format gguf: needs the package gguf ({error}); pip install -e '.[export]'") from None
 
 
 def _refuse_other_kinds(tokenizer: Tokenizer, path: Path) -> None:

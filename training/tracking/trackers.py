@@ -38,7 +38,7 @@ def check_installed(tracking: Tracking) -> None:
         except PackageNotFoundError:
             raise UserError(
                 f"tracking.trackers: the package {name} is not installed; {name} needs it: "
-                f"pip install 'isobatch[tracking]', or leave {name} out"
+                f"pip install -e '.[tracking]', or leave {name} out"
             ) from None
 
 
