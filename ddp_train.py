@@ -128,7 +128,7 @@ def main(
 
 
 def check_services(config: RunConfig) -> None:
-    """Checks, before training, that the result may be uploaded, replacing nobody's files, and that trackers are there."""
+    """Checks, before training: may the result be uploaded, without replacing others' files, and are trackers there?"""
     if config.hub.repo is not None:
         check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
     check_installed(config.tracking)
