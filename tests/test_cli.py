@@ -128,10 +128,12 @@ for verb in ([], *([name] for name in sys.argv[1:])):
         main()
     except SystemExit as end:
         assert not end.code
-    heavy = {"torch", "numpy", "matplotlib", "tokenizers", "huggingface_hub", "rich.live"} & set(sys.modules)
+    heavy = {"torch", "numpy", "matplotlib", "scipy", "plotly", "tokenizers", "huggingface_hub", "rich.live"}
+    heavy &= set(sys.modules)
     assert not heavy, (verb, heavy)
 """
-    verbs = ["prepare", "push", "push-dataset", "report", "sample", "export", "import", "evaluate", "verify"]
+    verbs = ["prepare", "push", "push-dataset", "report", "sample", "export", "import", "evaluate", "verify", "compare"]
+    verbs.append("study")
     assert len(verbs) == len(cli.app.registered_commands)
     command = [sys.executable, "-c", code, *verbs]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
