@@ -203,6 +203,10 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
             ["evaluation.every: must not be null: a study compares validation losses"],
         ),
         (
+            ONE_SEED + "interventions: [no-dropout]\nset: {hub: {repo: me/mine}}",
+            ["hub.repo: must be null in a study, whose runs would replace each other there"],
+        ),
+        (
             ONE_SEED + "interventions: [no-dropout, qkv-bias]\nset: {model: {dropout: 0}}",
             ["no-dropout: trains the same as baseline; leave one of them out"],
         ),

@@ -278,6 +278,10 @@ def _config(path: Path, own: Mapping[str, Any], group: str, seeds: StudySeeds) -
         problems.append("an intervention sets the seeds, which are the study's to choose")
     if config.evaluation.every is None:
         problems.append("evaluation.every: must not be null: a study compares validation losses (0 = only at the end)")
+    if config.hub.repo is not None:
+        problems.append(
+            "hub.repo: must be null in a study, whose runs would replace each other there; push one by hand"
+        )
     if problems:
         raise refusal(f"{shown(path)}: {group}", problems)
     return config

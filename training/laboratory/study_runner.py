@@ -19,7 +19,7 @@ from training.laboratory.study_file import Study, StudyRun
 from training.laboratory.study_plan import Estimate, Launch, RunState, in_words, read_run_state, record_launch
 from training.laboratory.study_result import write_result
 from training.layout import plan_layout
-from training.run_folder import LOCK, METRICS
+from training.run_folder import METRICS
 from training.torchrun import started, training_command, what_it_said
 from training.yaml_reader import yaml_text
 
@@ -27,6 +27,8 @@ SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_LINES = 60.0
 SHARE_FOR_RESULTS = 0.02
 """Of the time, what writing the result again and again may take."""
+LOCK = ".study.lock"
+"""Not a run's: nobody is to wait for what this one records."""
 TAIL = 8192
 """Bytes at the end of metrics.jsonl that surely hold a whole line."""
 
@@ -145,17 +147,17 @@ def train_missing(study: Study, states: dict[str, RunState], estimate: Estimate,
         progress.say(f"{place}: done in {in_words(seconds)}")
         if cost <= SHARE_FOR_RESULTS * (time.monotonic() - written):
             begun = time.monotonic()
-            _refresh_result(study, machine.folder, states, progress)
+            refresh_result(study, machine.folder, states, progress)
             written, cost = time.monotonic(), time.monotonic() - begun
     return failed
 
 
-def _refresh_result(study: Study, folder: Path, states: Mapping[str, RunState], progress: "Progress") -> None:
+def refresh_result(study: Study, folder: Path, states: Mapping[str, RunState], progress: "Progress") -> None:
     """Writes the result on the way; what goes wrong with it is told, and is no reason to stop training."""
     try:
         write_result(study, folder, states)
-    except (UserError, OSError) as error:
-        progress.say(f"the result could not be written: {error}")
+    except Exception as error:  # of whatever draws it, too
+        progress.say(f"the result could not be written: {error or type(error).__name__}")
 
 
 def _time_left(run: StudyRun, states: Mapping[str, RunState], estimate: Estimate) -> str:
