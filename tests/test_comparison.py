@@ -140,12 +140,12 @@ def test_run_that_diverged_is_a_result(tmp_path: Path) -> None:
 def test_run_that_diverged_is_a_result_in_bits_per_byte_too(tmp_path: Path) -> None:
     """Also where it is another run that turns the table."""
     words = {**DIGESTS, "validation_sha256": "ee", "tokenizer_sha256": "ff"}
-    plain, risky = {"optimizer": {"eps": 1e-8}}, {"optimizer": {"eps": 1e-6}}
+    plain, risky = {"eps": 1e-8}, {"eps": 1e-6}
     folders = [
-        write_result(tmp_path / "plain-1", 4.0, (1, 1), bits_per_byte=1.3, **plain),
-        write_result(tmp_path / "plain-2", 4.1, (2, 2), bits_per_byte=1.33, **plain),
-        write_result(tmp_path / "risky-1", 3.9, (1, 1), bits_per_byte=1.27, **risky),
-        write_result(tmp_path / "risky-2", None, (2, 2), **risky),
+        write_result(tmp_path / "plain-1", 4.0, (1, 1), bits_per_byte=1.3, optimizer=plain),
+        write_result(tmp_path / "plain-2", 4.1, (2, 2), bits_per_byte=1.33, optimizer=plain),
+        write_result(tmp_path / "risky-1", 3.9, (1, 1), bits_per_byte=1.27, optimizer=risky),
+        write_result(tmp_path / "risky-2", None, (2, 2), optimizer=risky),
         write_result(tmp_path / "words", 4.0, bits_per_byte=1.3, begin=words, optimizer={"eps": 1e-7}),
     ]
     comparison = compare_results(read_results(folders), "plain-1")

@@ -117,3 +117,16 @@ def test_progress_in_a_file_and_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
         progress.show(f"step {number}")
     progress.say("done")
     assert shown.getvalue().splitlines() == ["step 2", "done"]
+
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = Progress()
+    progress.show("step 1")
+    progress.show("step 2 " + "x" * 1000)
+    progress.say("done")
+    changing, stays = terminal.getvalue().split("done\n")
+    assert "\n" not in changing
+    assert "\rstep 1" in changing
+    assert max(map(len, changing.split("\r"))) == 100
+    assert "step" not in stays

@@ -19,6 +19,7 @@ from training.laboratory.comparability import (
 )
 from training.laboratory.results import RunResult
 from training.laboratory.statistics import (
+    SIGNIFICANT,
     Difference,
     Interval,
     Method,
@@ -32,7 +33,6 @@ from training.laboratory.statistics import (
 )
 from training.yaml_reader import read_yaml
 
-SIGNIFICANT = 0.05
 NO_DIFFERENCE = Difference(math.nan, None, None, "none", 0)
 ONE_RUN = "one run on one side: judged by how far single runs of the other side lie apart"
 

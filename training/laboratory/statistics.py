@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-CONFIDENCE = 0.95
+SIGNIFICANT = 0.05
+CONFIDENCE = 1 - SIGNIFICANT
 NEGLIGIBLE = 1e-12
 """Differences of losses, relative to their size, that are the rounding of floats and no noise."""
 

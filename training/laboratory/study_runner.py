@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from training import lock
 from training.config import config_mapping
@@ -19,6 +22,7 @@ from training.laboratory.study_file import Study, StudyRun
 from training.laboratory.study_plan import Estimate, Launch, RunState, in_words, read_run_state, record_launch
 from training.laboratory.study_result import write_result
 from training.layout import plan_layout
+from training.progress import MOST_COLUMNS
 from training.run_folder import METRICS
 from training.torchrun import started, training_command, what_it_said
 from training.yaml_reader import yaml_text
@@ -241,21 +245,18 @@ class Progress:
     """What is shown on the way: on a terminal the last line changes in place, elsewhere one appears now and then."""
 
     def __init__(self) -> None:
-        self._in_place = sys.stderr.isatty()
+        self._line: tqdm[Any] = tqdm(bar_format="{desc}", disable=None, leave=False)
         self._shown = time.monotonic()
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        print(f"{self._cleared()}{text}", file=sys.stderr, flush=True)
+        self._line.set_description_str("", refresh=False)
+        tqdm.write(text, file=sys.stderr)
         self._shown = time.monotonic()
 
     def show(self, text: str) -> None:
         """A line that the next one replaces."""
-        if self._in_place:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            print(f"{self._cleared()}{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+        if not self._line.disable:
+            self._line.set_description_str(text[:MOST_COLUMNS])
         elif time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
             self.say(text)
-
-    def _cleared(self) -> str:
-        return "\r\x1b[K" if self._in_place else ""
