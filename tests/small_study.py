@@ -35,7 +35,7 @@ def write_study(folder: Path, text: str = STUDY, base: str = BASE) -> Study:
     return load_study(str(folder / "mine.yaml"))
 
 
-def record_run(folder: Path, run: StudyRun, loss: float, steps: int = 20, **config: Any) -> Path:
+def record_run(folder: Path, run: StudyRun, loss: float | None, steps: int = 20, **config: Any) -> Path:
     """Writes a run's folder: 20 steps recorded, or fewer, then it is not finished; with other values in its config."""
     rows = [begin(0, "start", 1), *(train_row(step) for step in range(1, steps + 1))]
     if steps == 20:

@@ -10,7 +10,6 @@ from small_results import CONFIG, DIGESTS, write_import, write_result
 
 from training.laboratory.comparability import (
     NOT_VERIFIED,
-    OTHER_TOKENIZER,
     choose_measure,
     describe_changes,
     obstacle,
@@ -46,21 +45,43 @@ def test_same_digest_counts_wherever_the_data_lie(tmp_path: Path) -> None:
     assert obstacle(result, reference, "loss") is None
 
 
-@pytest.mark.parametrize("data", [{"dataset": "copy"}, {"validation_start": 32}, {"revision": "abc"}])
-def test_without_digests_the_configs_decide_and_it_is_said(tmp_path: Path, data: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"data": {"dataset": "copy"}},
+        {"data": {"validation_start": 32}},
+        {"data": {"revision": "abc"}},
+        {"model": {"context_length": 64}},
+    ],
+)
+def test_without_digests_the_configs_decide_and_it_is_said(tmp_path: Path, sections: dict[str, Any]) -> None:
     reference, same = result_of(tmp_path / "a", begin={}), result_of(tmp_path / "b", begin={})
     assert obstacle(same, reference, "loss") is None
     assert remarks_on(same, reference) == [NOT_VERIFIED]
-    assert obstacle(result_of(tmp_path / "c", begin={}, data=data), reference, "loss") == "other validation data"
+    assert obstacle(result_of(tmp_path / "c", begin={}, **sections), reference, "loss") == "other validation data"
 
 
 def test_other_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
+    """Over the same text: 4.2 x 4,096 / (ln 2 x 1.3) bytes, and 8.4 x 2,048 / (ln 2 x 1.3), up to 1 %."""
     reference = result_of(tmp_path / "a", bits_per_byte=1.3)
-    result = result_of(tmp_path / "b", bits_per_byte=1.2, begin=WORDS)
+    result = result_of(tmp_path / "b", 8.4, bits_per_byte=1.29, target_tokens=2048, begin=WORDS)
     assert choose_measure([reference, result], reference) == "bits_per_byte"
     assert obstacle(result, reference, "bits_per_byte") is None
-    assert remarks_on(result, reference) == [OTHER_TOKENIZER]
+    assert remarks_on(result, reference) == [
+        "other tokenizer: what compares is bits per byte, over 19,240 and 19,092 bytes of text"
+    ]
     assert choose_measure([reference, reference], reference) == "loss"
+
+
+def test_other_tokenizers_over_other_text_are_not_compared(tmp_path: Path) -> None:
+    reference = result_of(tmp_path / "a", bits_per_byte=1.3)
+    result = result_of(tmp_path / "b", 8.4, bits_per_byte=1.28, target_tokens=2048, begin=WORDS)
+    assert obstacle(result, reference, "bits_per_byte") == "other validation text: 19,390 bytes against 19,092"
+    diverged = read_result(write_result(tmp_path / "c", None, begin=WORDS))  # its bytes are not known
+    assert obstacle(diverged, reference, "bits_per_byte") is None
+    assert remarks_on(diverged, reference) == [
+        "other tokenizer: what compares is bits per byte, each over its own text"
+    ]
 
 
 def test_other_tokenizer_without_bytes_is_an_obstacle(tmp_path: Path) -> None:

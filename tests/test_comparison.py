@@ -8,7 +8,6 @@ from small_results import DIGESTS, write_import, write_result
 from test_statistics import BASELINES, SINGLE_RUNS
 
 from training.errors import UserError
-from training.laboratory.comparability import OTHER_TOKENIZER
 from training.laboratory.comparison import ONE_RUN, Comparison, Row, compare_results
 from training.laboratory.results import read_results
 
@@ -138,9 +137,30 @@ def test_run_that_diverged_is_a_result(tmp_path: Path) -> None:
     assert row.marks == ("risky-2: the loss is not finite",)
 
 
-def test_baseline_that_diverged_compares_with_nothing(tmp_path: Path) -> None:
+def test_run_that_diverged_is_a_result_in_bits_per_byte_too(tmp_path: Path) -> None:
+    """Also where it is another run that turns the table."""
+    words = {**DIGESTS, "validation_sha256": "ee", "tokenizer_sha256": "ff"}
+    plain, risky = {"eps": 1e-8}, {"eps": 1e-6}
+    folders = [
+        write_result(tmp_path / "plain-1", 4.0, (1, 1), bits_per_byte=1.3, optimizer=plain),
+        write_result(tmp_path / "plain-2", 4.1, (2, 2), bits_per_byte=1.33, optimizer=plain),
+        write_result(tmp_path / "risky-1", 3.9, (1, 1), bits_per_byte=1.27, optimizer=risky),
+        write_result(tmp_path / "risky-2", None, (2, 2), optimizer=risky),
+        write_result(tmp_path / "words", 4.0, bits_per_byte=1.3, begin=words, optimizer={"eps": 1e-7}),
+    ]
+    comparison = compare_results(read_results(folders), "plain-1")
+    assert comparison.measure == "bits_per_byte"
+    row = row_of(comparison, "risky-1")
+    assert (row.runs, row.verdict, row.p_value) == (2, "not finite", None)
+    assert row.marks == ("risky-2: the loss is not finite",)
+
+
+def test_baseline_that_diverged_compares_with_nothing_and_it_is_said(tmp_path: Path) -> None:
     comparison = compared(tmp_path, plain=[4.0, None], other=[3.9, 3.8])
     assert row_of(comparison, "other-1").verdict == "not comparable"
+    assert comparison.remarks[0] == (
+        "A run of the baseline is not finite (plain-2), so nothing can be compared with it; choose another baseline"
+    )
 
 
 def test_other_validation_data_are_marked_and_not_compared(tmp_path: Path) -> None:
@@ -157,13 +177,13 @@ def test_other_tokenizers_turn_the_table_to_bits_per_byte(tmp_path: Path) -> Non
     begin = {**DIGESTS, "validation_sha256": "ee", "tokenizer_sha256": "ff"}
     folders = [
         write_result(tmp_path / "a", 4.0, bits_per_byte=1.3),
-        write_result(tmp_path / "b", 2.0, bits_per_byte=1.4, optimizer={"eps": 1e-6}, begin=begin),
+        write_result(tmp_path / "b", 8.8, bits_per_byte=1.43, optimizer={"eps": 1e-6}, begin=begin, target_tokens=2048),
     ]
     comparison = compare_results(read_results(folders), "a")
     assert comparison.measure == "bits_per_byte"
     row = row_of(comparison, "b")
-    assert row.difference == pytest.approx(0.1)
-    assert row.marks == (OTHER_TOKENIZER,)
+    assert row.difference == pytest.approx(0.13)
+    assert row.marks == ("other tokenizer: what compares is bits per byte, over 18,182 and 18,182 bytes of text",)
 
 
 def test_imported_model_is_a_reference(tmp_path: Path) -> None:
@@ -175,10 +195,7 @@ def test_imported_model_is_a_reference(tmp_path: Path) -> None:
 
 
 def test_baseline_is_found_by_group_or_by_any_of_its_runs(tmp_path: Path) -> None:
-    groups = {"plain": [4.0, 4.1], "other": [3.9, 3.8]}
-    assert compared(tmp_path, "other-2", **groups).baseline == "other-1"
-    with pytest.raises(UserError, match="--baseline another: is none of the runs"):
-        compared(tmp_path / "again", "another", **groups)
+    assert compared(tmp_path, "other-2", plain=[4.0, 4.1], other=[3.9, 3.8]).baseline == "other-1"
 
 
 def test_baseline_without_a_result_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 from small_results import write_result
 
+from training.errors import RunError
 from training.laboratory.comparison import compare_results
 from training.laboratory.comparison_page import PAGE, write_comparison
 from training.laboratory.results import read_results
@@ -53,6 +54,17 @@ def test_all_files_are_written(written: Path) -> None:
     for name in PICTURES:
         assert (written / f"{name}.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
         assert f"]({name}.png)" in (written / "comparison.md").read_text()
+
+
+def test_a_disk_that_is_full_is_told_and_leaves_the_old_files_whole(tmp_path: Path) -> None:
+    """As of `compare`, so of a study; here a folder lies where a new file would be written first."""
+    results = read_results([write_result(tmp_path / "plain", 4.0)])
+    folder = tmp_path / "written"
+    (folder / f".{PAGE}.new").mkdir(parents=True)
+    (folder / PAGE).write_text("old")
+    with pytest.raises(RunError, match=r"written: cannot be written \(.*\); make room, or choose another --output"):
+        write_comparison(folder, compare_results(results, "plain"), results)
+    assert (folder / PAGE).read_text() == "old"
 
 
 def test_tables_are_those_of_the_comparison(written: Path) -> None:

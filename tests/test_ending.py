@@ -140,6 +140,13 @@ def test_the_end_of_a_run_is_recorded_and_shown(tmp_path: Path, capsys: pytest.C
     ]
 
 
+def test_a_validation_on_the_way_is_not_that_of_the_end(tmp_path: Path) -> None:
+    rows = [begin(0, "start", 1), *map(train_row, (1, 2)), validation_row(2, 4.25), train_row(3)]
+    folder = write_run(tmp_path / "run", rows)
+    (finished,) = finish(folder, 3, None)
+    assert (finished["event"], finished["validation_loss"]) == ("finished", None)
+
+
 def test_a_run_without_a_tokenizer_that_stops_early(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No sample is recorded or shown; a stopped run is not finished."""
     folder = write_run(tmp_path / "run", ROWS)

@@ -1,10 +1,11 @@
 """What a run came to, as its folder says."""
 
+import math
 from pathlib import Path
 
 import pytest
 from recorded_runs import begin, event, train_row, validation_row, write_run
-from small_results import CONFIG, DIGESTS, write_import, write_result
+from small_results import CONFIG, write_import, write_result
 
 from training.errors import UserError
 from training.laboratory.results import Digests, read_result, read_results
@@ -38,10 +39,10 @@ def test_finished_run_that_goes_on_again_is_not_finished(tmp_path: Path) -> None
     assert not read_result(write_run(tmp_path / "run", rows, CONFIG)).finished
 
 
-def test_initial_weights_are_those_of_the_start_not_of_a_resumption(tmp_path: Path) -> None:
+def test_what_a_resumption_says_again_counts(tmp_path: Path) -> None:
     rows = [
-        event(0, "start", weights_sha256="first", validation_sha256="old"),
-        event(5, "resume", weights_sha256="later", validation_sha256="new", total_steps=30),
+        event(0, "start", weights_sha256="first", validation_sha256="old", total_steps=20),
+        event(5, "resume", weights_sha256=None, validation_sha256="new", total_steps=30),
         train_row(6),
     ]
     result = read_result(write_run(tmp_path / "run", rows, CONFIG))
@@ -57,10 +58,13 @@ def test_run_of_before_the_digests(tmp_path: Path) -> None:
 def test_loss_that_is_not_finite_is_no_missing_one(tmp_path: Path) -> None:
     diverged = read_result(write_result(tmp_path / "run", None))
     assert diverged.loss is not None
-    assert diverged.loss != diverged.loss
+    assert math.isnan(diverged.loss)
+    assert diverged.bits_per_byte is not None
+    assert math.isnan(diverged.bits_per_byte)
+    assert read_result(write_result(tmp_path / "without-bytes", 4.2)).bits_per_byte is None
     unmeasured = read_result(write_run(tmp_path / "other", [train_row(1), event(1, "finished")], CONFIG))
     assert unmeasured.loss is None
-    assert unmeasured.target_tokens is None
+    assert (unmeasured.bits_per_byte, unmeasured.target_tokens) == (None, None)
 
 
 def test_imported_model(tmp_path: Path) -> None:
@@ -102,10 +106,10 @@ def test_config_of_another_tool_is_named(tmp_path: Path) -> None:
         read_result(folder)
 
 
-def test_validation_row_last_written_counts(tmp_path: Path) -> None:
-    rows = [train_row(1), validation_row(1, 5.0), train_row(2), validation_row(2, 4.0), event(2, "finished")]
-    assert read_result(write_run(tmp_path / "run", rows, CONFIG)).loss == 4.0
-
-
-def test_digests_are_as_small_results_writes_them() -> None:
-    assert set(DIGESTS) == {f"{key}_sha256" for key in ("weights", "data_order", "validation", "tokenizer")}
+def test_the_validation_of_the_last_step_counts_and_no_other(tmp_path: Path) -> None:
+    """One on the way is the last of a run that was resumed without evaluation."""
+    rows = [train_row(1), validation_row(1, 5.0), train_row(2)]
+    end = event(2, "finished")
+    assert read_result(write_run(tmp_path / "run", [*rows, validation_row(2, 4.0), end], CONFIG)).loss == 4.0
+    result = read_result(write_run(tmp_path / "blind", [*rows, end], CONFIG))
+    assert (result.loss, result.bits_per_byte, result.target_tokens) == (None, None, None)

@@ -97,6 +97,25 @@ def test_pairs_are_found_by_seed_and_the_others_left_out() -> None:
     assert difference.shared == 3
 
 
+@pytest.mark.parametrize(
+    ("sizes", "offset", "method"),
+    [
+        ((7, 7), 5, "Welch"),  # two seeds of seven: a pairing with one degree of freedom
+        ((3, 3), 1, "Welch"),
+        ((7, 7), 4, "paired"),
+        ((7, 2), 5, "paired"),  # all that one side has
+        ((2, 7), 0, "paired"),
+        ((7, 1), 0, "one run"),
+    ],
+)
+def test_few_shared_seeds_are_paired_only_where_a_side_has_no_more(
+    sizes: tuple[int, int], offset: int, method: str
+) -> None:
+    random = np.random.default_rng(4)
+    first, second = random.normal(size=sizes[0]), random.normal(size=sizes[1])
+    assert compare_means(by_seed(*first), by_seed(*second, first=offset)).method == method
+
+
 def test_without_shared_seeds_the_test_is_welchs() -> None:
     random = np.random.default_rng(2)
     first, second = random.normal(3.7, 0.01, 4), random.normal(3.69, 0.03, 7)

@@ -75,8 +75,7 @@ interventions: [no-dropout, gradient-clipping]
 stacks: {both: [no-dropout, gradient-clipping]}
 seeds: [{weights: 1, training: 2}]
 baseline_seeds: [{weights: 1, training: 2}, {weights: 3, training: 4}]
-evaluation: {every: 0}
-set: {optimizer: {learning_rate: 1e-3}, precision: {amp: off}, data: {shuffle: yes}}
+set: {optimizer: {learning_rate: 1e-3}, precision: {amp: off}, data: {shuffle: yes}, evaluation: {every: 0}}
 """
     study = load_study(write_study(configs, text))
     assert (study.name, study.baseline, study.batch_sizes) == ("mine", "baseline", ())
@@ -149,11 +148,13 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
             [r"intervention: unknown key; did you mean interventions\?"],
         ),
         (
-            ONE_SEED + "interventions: no-dropout\noptimizer: {eps: 1}\nseed: 3\nstacks: {a b: [x, y], c: [x]}",
+            ONE_SEED + "interventions: no-dropout\nevaluation: {every: 1}\noptimizer: {eps: 1}\nseed: 3\n"
+            "stacks: {a b: [x, y], c: [x]}",
             [
                 "interventions: must be a list, got 'no-dropout'",
                 r"stacks.a b.*: must be a name of letters, digits",
                 r"stacks.c: must have at least 2 items, got \[\"x\"\]",
+                r"evaluation: unknown key; a run's own keys stand in `set`: write set: \{evaluation: ...\}",
                 r"optimizer: unknown key; a run's own keys stand in `set`: write set: \{optimizer: ...\}",
                 r"seed: unknown key; did you mean seeds\?",
             ],
@@ -169,8 +170,8 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
         ),
         (
             ONE_SEED + "interventions: [no-dropuot, qkv-bias, qkv-bias]\nstacks: {baseline: [qkv-bias, x], qkv-bias: "
-            "[qkv-bias, no-amp]}\nbaseline_seeds: [{weights: 2, training: 2}]\nevaluation: {every: 1}\n"
-            "set: {seeds: {weights: 1}, evaluation: {every: 2}}",
+            "[qkv-bias, no-amp]}\nbaseline_seeds: [{weights: 2, training: 2}]\n"
+            "set: {seeds: {weights: 1}}",
             [
                 "interventions: qkv-bias stands there twice; keep one",
                 r"baseline_seeds: lacks \{weights: 1, training: 2\}; the baseline needs a run at each",
@@ -179,7 +180,6 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
                 "stacks.baseline: is the name of the baseline; choose another",
                 "stacks.qkv-bias: is the name of an intervention; choose another",
                 "set.seeds: is for the study's own keys to say; leave it out",
-                "set.evaluation: the study's own key evaluation says this; keep one of them",
             ],
         ),
         (
@@ -199,8 +199,12 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
             ],
         ),
         (
-            ONE_SEED + "interventions: [no-dropout]\nevaluation: {every: null}",
+            ONE_SEED + "interventions: [no-dropout]\nset: {evaluation: {every: null}}",
             ["evaluation.every: must not be null: a study compares validation losses"],
+        ),
+        (
+            ONE_SEED + "interventions: [no-dropout]\nset: {hub: {repo: me/mine}}",
+            ["hub.repo: must be null in a study, whose runs would replace each other there"],
         ),
         (
             ONE_SEED + "interventions: [no-dropout, qkv-bias]\nset: {model: {dropout: 0}}",

@@ -1,11 +1,13 @@
 """A study's result: the comparison of what is finished, and the best batch size."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from small_study import SIZES, record_run, write_study
 
 from training.laboratory.batch_size import SAME_RATE
+from training.laboratory.comparison import Run
 from training.laboratory.results import read_result
 from training.laboratory.study_file import Study
 from training.laboratory.study_plan import RunState, read_run_state
@@ -37,6 +39,21 @@ def test_what_is_finished_is_compared_by_group(tmp_path: Path) -> None:
     assert not (tmp_path / "batch_size.png").exists()
 
 
+def test_a_run_without_a_result_is_left_out_of_the_curve_and_named(tmp_path: Path) -> None:
+    """One that diverged, and one that does not compare; a curve through them would be none."""
+    study = write_study(tmp_path, SIZES)
+    for number, run in enumerate(study.runs):
+        record_run(tmp_path, run, None if number == 3 else 5.0 + abs(run.config.global_batch - 9) / 50)
+    runs = [Run(result := read_result(tmp_path / run.name, run.group), result.loss, None) for run in study.runs]
+    runs[4] = replace(runs[4], obstacle="other validation data")
+    best = best_batch_size(study.name, runs)
+    assert best is not None
+    assert best.paragraphs[0].startswith("Fitted through 6 runs: loss = 0.")
+    names = f"{study.runs[3].name}, {study.runs[4].name}"
+    assert best.notes[0] == f"Left out of the curve, having no finite loss that compares: {names}."
+    assert not any("nan" in text for text in (*best.paragraphs, *best.notes))
+
+
 def test_batch_sizes_get_their_curve(tmp_path: Path) -> None:
     """From three finished sizes on."""
     study = write_study(tmp_path, SIZES)
@@ -44,7 +61,8 @@ def test_batch_sizes_get_their_curve(tmp_path: Path) -> None:
     for number, run in enumerate(study.runs):
         record_run(tmp_path, run, losses[run.group] + 0.01 * (number % 3))
         if number < 2:
-            assert best_batch_size(study.name, [read_result(tmp_path / run.name)]) is None
+            result = read_result(tmp_path / run.name)
+            assert best_batch_size(study.name, [Run(result, result.loss, None)]) is None
     text = write_result(study, tmp_path, states_of(study, tmp_path))
     assert "Fitted through 8 runs: loss = " in text
     assert f"- {SAME_RATE}" in text

@@ -11,7 +11,16 @@ from small_study import record_run, write_study
 
 from training.errors import UserError
 from training.laboratory.study_plan import read_run_state
-from training.laboratory.study_runner import Progress, check_machine, held, last_step, open_data, refuse_changed
+from training.laboratory.study_runner import (
+    Progress,
+    check_machine,
+    held,
+    last_step,
+    open_data,
+    refresh_result,
+    refuse_changed,
+)
+from training.lookup import find_run_or_beginning
 
 
 def test_two_studies_cannot_have_one_folder(tmp_path: Path) -> None:
@@ -20,6 +29,25 @@ def test_two_studies_cannot_have_one_folder(tmp_path: Path) -> None:
         pass
     with held(folder):
         pass
+
+
+def test_a_studys_folder_is_not_that_of_a_beginning_run(tmp_path: Path) -> None:
+    """Which report --watch would wait for."""
+    with held(tmp_path / "mine"), pytest.raises(UserError, match="'mine': there is no such run"):
+        find_run_or_beginning("mine", tmp_path)
+
+
+def test_a_result_that_cannot_be_drawn_is_no_reason_to_stop_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever matplotlib, plotly or the fit may raise."""
+
+    def fails(*_: object) -> str:
+        raise ZeroDivisionError("no axis")
+
+    monkeypatch.setattr("training.laboratory.study_runner.write_result", fails)
+    refresh_result(write_study(tmp_path), tmp_path, {}, Progress())
+    assert "the result could not be written: no axis" in capsys.readouterr().err
 
 
 def test_a_runs_folder_is_no_studys(tmp_path: Path) -> None:
@@ -89,3 +117,16 @@ def test_progress_in_a_file_and_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -
         progress.show(f"step {number}")
     progress.say("done")
     assert shown.getvalue().splitlines() == ["step 2", "done"]
+
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    progress = Progress()
+    progress.show("step 1")
+    progress.show("step 2 " + "x" * 1000)
+    progress.say("done")
+    changing, stays = terminal.getvalue().split("done\n")
+    assert "\n" not in changing
+    assert "\rstep 1" in changing
+    assert max(map(len, changing.split("\r"))) == 100
+    assert "step" not in stays

@@ -33,6 +33,8 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
     if text is not None:
         log.event(state.step, "sample", prompt=text[0], text=text[1])
     metrics = read_metrics(folder / "metrics.jsonl")
+    # One on the way is not that of the end.
+    final = metrics.validation[-1] if state.step in metrics.validation["step"][-1:] else None
     log.event(
         state.step,
         "finished" if state.step == total_steps else "stopped",
@@ -40,7 +42,7 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
         tokens=state.tokens,
         tokens_per_second=state.tokens / state.seconds if state.seconds else None,
         loss=float(metrics.train[-1]["loss"]) if len(metrics.train) else None,
-        validation_loss=float(metrics.validation[-1]["loss"]) if len(metrics.validation) else None,
+        validation_loss=float(final["loss"]) if final is not None else None,
         all_reduces_per_step=log.all_reduces,
         best_step=state.best_step,
         best_loss=state.best_loss,

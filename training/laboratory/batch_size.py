@@ -1,23 +1,20 @@
 """The batch size with the lowest loss at equal tokens: a parabola in its logarithm, and how sure its minimum is."""
 
-import io
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from training.charts import BLUE, GREY, VERMILION
+from training.charts import BLUE, GREY, VERMILION, Column, empty_figure, png
+from training.laboratory.statistics import CONFIDENCE, SIGNIFICANT, Interval
 
-LEVEL = 0.95
 SAME_RATE = (
     "The learning rate is the same at all sizes. A larger batch usually bears, and needs, a larger one, so this is the "
     "best size at this rate, not the best size."
 )
-Interval = tuple[float, float]
-Column = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def fit_batch_sizes(points: Sequence[tuple[int, float]]) -> BatchSizeFit | None:
         inverse = cast(Column, np.linalg.inv(design.T @ design))
         variance = float(residuals @ residuals) / (len(points) - 3) * inverse
         within = fieller_interval(a, b, variance, len(points) - 3)
-        interval = None if within is None else (math.exp(middle + within[0]), math.exp(middle + within[1]))
+        interval = None if within is None else Interval(*(math.exp(middle + end) for end in within))
     fit = BatchSizeFit(
         points=tuple(points),
         coefficients=coefficients,
@@ -87,7 +84,7 @@ def fit_batch_sizes(points: Sequence[tuple[int, float]]) -> BatchSizeFit | None:
         remarks=(),
     )
     remarks = (*_optimum_remarks(fit), *_shape_remarks(sizes, losses, residuals), SAME_RATE)
-    return BatchSizeFit(**{**vars(fit), "remarks": remarks})
+    return replace(fit, remarks=remarks)
 
 
 def fieller_interval(a: float, b: float, variance: NDArray[np.float64], freedom: int) -> Interval | None:
@@ -106,16 +103,16 @@ def fieller_interval(a: float, b: float, variance: NDArray[np.float64], freedom:
     Returns:
         The bounds; None if there are none.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit
 
-    bound = float(t.ppf((1 + LEVEL) / 2, freedom)) ** 2
+    bound = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) ** 2
     second = 4 * (a * a - bound * variance[0, 0])
     first = 4 * (a * b - bound * variance[0, 1])
     constant = b * b - bound * variance[1, 1]
     if second <= 0:
         return None
     half_width = math.sqrt(max(0.0, first * first - 4 * second * constant))
-    return (-first - half_width) / (2 * second), (-first + half_width) / (2 * second)
+    return Interval((-first - half_width) / (2 * second), (-first + half_width) / (2 * second))
 
 
 def _optimum_remarks(fit: BatchSizeFit) -> list[str]:
@@ -142,7 +139,7 @@ def _optimum_remarks(fit: BatchSizeFit) -> list[str]:
 
 def _shape_remarks(sizes: Column, losses: Column, residuals: Column) -> list[str]:
     """Whether a parabola describes the sizes, by the scatter within a size; nothing where that cannot be told."""
-    from scipy.stats import f
+    from scipy.special import fdtrc
 
     within = sum(float(((losses[sizes == size] - losses[sizes == size].mean()) ** 2).sum()) for size in set(sizes))
     of_shape, of_noise = len(set(sizes)) - 3, len(sizes) - len(set(sizes))
@@ -151,8 +148,8 @@ def _shape_remarks(sizes: Column, losses: Column, residuals: Column) -> list[str
     if of_shape == 0 or within == 0:
         return []
     ratio = (float(residuals @ residuals) - within) / of_shape / (within / of_noise)
-    p_value = float(f.sf(ratio, of_shape, of_noise))
-    if p_value >= 1 - LEVEL:
+    p_value = float(fdtrc(of_shape, of_noise, ratio))
+    if p_value >= SIGNIFICANT:
         return []
     return [
         f"The sizes' means lie further off the curve than the seeds explain (lack of fit, p = {p_value:.2g}): it is "
@@ -182,21 +179,15 @@ def _signed(value: float) -> str:
 
 def draw_fit(fit: BatchSizeFit, title: str) -> bytes:
     """The runs, the curve, its lowest point and the interval, as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import NullLocator
 
-    figure = Figure(figsize=(9.0, 5.6), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, (axes,) = empty_figure((9.0, 5.6))
     axes.set_title(f"{title}\nas many tokens and the same learning rate at all sizes", loc="left", parse_math=False)
     axes.set_xscale("log")
     sizes = sorted({size for size, _ in fit.points})
     axes.set_xticks(_ticks(sizes), [f"{size:,}" for size in _ticks(sizes)])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set(xlabel="global batch (sequences per step, logarithmic)", ylabel="validation loss (nats per token)")
-    axes.grid(axis="y", color="#E6E6E6")
-    axes.spines[["top", "right"]].set_visible(False)
     range_drawn = np.geomspace(0.85 * sizes[0], 1.18 * sizes[-1], 400)
     axes.set_xlim(range_drawn[0], range_drawn[-1])
     axes.plot(range_drawn, fit.losses_at(range_drawn), color=BLUE, lw=1.8, label="parabola in ln(batch)")
@@ -204,9 +195,7 @@ def draw_fit(fit: BatchSizeFit, title: str) -> bytes:
     if fit.optimum is not None and fit.smallest <= fit.optimum <= fit.largest:
         _mark_optimum(axes, fit)
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png")
-    return picture.getvalue()
+    return png(figure)
 
 
 def _mark_optimum(axes: Any, fit: BatchSizeFit) -> None:

@@ -1,5 +1,6 @@
 """Whether runs may be compared, by which measure, and in what their configs and their beginnings differ. Pure."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -11,7 +12,8 @@ from training.laboratory.results import RunResult, identity
 Measure = Literal["loss", "bits_per_byte"]
 UNITS: dict[Measure, str] = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
 
-OTHER_TOKENIZER = "other tokenizer: what compares is bits per byte, each over the text that it validated on"
+SAME_TEXT = 0.01
+"""Share by which the bytes validated on may differ, as tokens of two tokenizers do not end at the same ones."""
 NOT_VERIFIED = "validation data not verified: no digest is recorded, the config's keys and the number of targets agree"
 
 
@@ -51,7 +53,12 @@ def obstacle(result: RunResult, reference: RunResult | None, measure: Measure) -
     if reference is None:
         return None
     if has_other_tokenizer(result, reference):
-        return None if measure == "bits_per_byte" and result.bits_per_byte else "other tokenizer, and no bits per byte"
+        if measure == "loss" or result.bits_per_byte is None:
+            return "other tokenizer, and no bits per byte"
+        read, against = validated_bytes(result), validated_bytes(reference)
+        if read is None or against is None or abs(read - against) <= SAME_TEXT * against:
+            return None
+        return f"other validation text: {read:,} bytes against {against:,}"
     if value_of(result, measure) is None:
         return "no bits per byte"
     own, other = result.digests.validation, reference.digests.validation
@@ -65,7 +72,7 @@ def remarks_on(result: RunResult, reference: RunResult) -> list[str]:
     """What is to be known of a run that is compared with the reference."""
     remarks = []
     if has_other_tokenizer(result, reference):
-        remarks.append(OTHER_TOKENIZER)
+        remarks.append(_tokenizer_remark(result, reference))
     elif not (result.digests.validation and reference.digests.validation) and result is not reference:
         remarks.append(NOT_VERIFIED)
     # Lengths are rounded up to whole steps, so that batches of other sizes end within a step of each other.
@@ -75,9 +82,25 @@ def remarks_on(result: RunResult, reference: RunResult) -> list[str]:
     return remarks
 
 
+def validated_bytes(result: RunResult) -> int | None:
+    """Bytes of the text that the final validation covered; None where it was not measured, or was not finite."""
+    loss, bits, targets = result.loss, result.bits_per_byte, result.target_tokens
+    if loss is None or targets is None or not bits or not math.isfinite(loss):
+        return None
+    return round(loss * targets / (math.log(2) * bits))
+
+
+def _tokenizer_remark(result: RunResult, reference: RunResult) -> str:
+    sizes = [validated_bytes(result), validated_bytes(reference)]
+    over = [f"{size:,}" for size in sizes if size is not None]
+    text = f"over {over[0]} and {over[1]} bytes of text" if len(over) == 2 else "each over its own text"
+    return f"other tokenizer: what compares is bits per byte, {text}"
+
+
 def _validation_keys(result: RunResult) -> tuple[Any, ...]:
     data = result.config.data
-    return data.dataset, result.dataset_revision, data.validation_start, result.target_tokens
+    context = result.config.model.context_length
+    return data.dataset, result.dataset_revision, data.validation_start, context, result.target_tokens
 
 
 def describe_changes(config: RunConfig, baseline: RunConfig, interventions: Mapping[str, dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from training.errors import RunError, UserError
+from training.errors import UserError
 
 if TYPE_CHECKING:
     from training.laboratory.comparison import Comparison
@@ -51,10 +51,7 @@ def compare(
     comparison, results = compare_runs(runs, baseline, datasets, checkpoints)
     print(write_tables(comparison)[cast("Form", form)], end="")
     folder = output or checkpoints / "comparison"
-    try:
-        written = write_comparison(folder, comparison, results)
-    except OSError as error:
-        raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
+    written = write_comparison(folder, comparison, results)
     print(f"{folder}: {', '.join(path.name for path in written)}", file=sys.stderr)
 
 

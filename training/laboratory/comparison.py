@@ -19,6 +19,7 @@ from training.laboratory.comparability import (
 )
 from training.laboratory.results import RunResult
 from training.laboratory.statistics import (
+    SIGNIFICANT,
     Difference,
     Interval,
     Method,
@@ -32,7 +33,6 @@ from training.laboratory.statistics import (
 )
 from training.yaml_reader import read_yaml
 
-SIGNIFICANT = 0.05
 NO_DIFFERENCE = Difference(math.nan, None, None, "none", 0)
 ONE_RUN = "one run on one side: judged by how far single runs of the other side lie apart"
 
@@ -114,12 +114,10 @@ def compare_results(results: Sequence[RunResult], baseline: str) -> Comparison:
         baseline: name of a group, or of a run in it.
 
     Raises:
-        UserError: there is no such run, or the baseline has no result to compare with.
+        UserError: the baseline has no result to compare with.
     """
     base = next((result.group for result in results if baseline in (result.group, result.name)), None)
-    if base is None:
-        names = ", ".join(dict.fromkeys(result.group for result in results))
-        raise UserError(f"--baseline {baseline}: is none of the runs that are compared; choose one of {names}")
+    assert base is not None, f"{baseline} is one of the results"
     members = [result for result in results if result.group == base]
     reference = next((result for result in members if obstacle(result, None, "loss") is None), None)
     if reference is None:
@@ -135,7 +133,7 @@ def compare_results(results: Sequence[RunResult], baseline: str) -> Comparison:
     rows = _judged([_row(name, group, groups[base], reference, interventions) for name, group in groups.items()])
     rows.sort(key=lambda row: math.inf if row.mean is None or math.isnan(row.mean) else row.mean)
     baseline_row = next(row for row in rows if row.group == base)
-    remarks = [*_remarks(baseline_row, rows, measure), *same_beginnings(results)]
+    remarks = [*_remarks(baseline_row, groups[base], rows, measure), *same_beginnings(results)]
     return Comparison(base, measure, tuple(rows), runs, tuple(remarks))
 
 
@@ -233,9 +231,16 @@ def _marks(group: Sequence[Run], reference: RunResult, method: Method, seeds: in
     return list(dict.fromkeys(marks))
 
 
-def _remarks(baseline: Row, rows: Sequence[Row], measure: Measure) -> list[str]:
-    """What holds for the whole table, a sentence each."""
+def _remarks(baseline: Row, runs: Sequence[Run], rows: Sequence[Row], measure: Measure) -> list[str]:
+    """What holds for the whole table, a sentence each; `runs` are the baseline's."""
     remarks = []
+    good = [run for run in runs if run.obstacle is None]
+    diverged = [run.result.name for run in good if not math.isfinite(run.value or 0)]
+    if diverged:
+        remarks.append(
+            f"A run of the baseline is not finite ({', '.join(diverged)}), so nothing can be compared with it; choose "
+            "another baseline"
+        )
     if baseline.deviation is not None and baseline.deviation_interval is not None:
         low, high = baseline.deviation_interval
         remarks.append(

@@ -3,12 +3,15 @@
 The charts of the page are plotly's own; plotly.js is part of the file, once.
 """
 
+import os
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from training.errors import RunError
 from training.laboratory.comparability import UNITS
 from training.laboratory.comparison import Comparison
 from training.laboratory.comparison_charts import draw_comparison
@@ -77,8 +80,12 @@ def write_comparison(
 
     Returns:
         The paths of the files, the page last.
+
+    Raises:
+        RunError: the folder cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)  # before the work: it may not be allowed
+    with _told(folder):
+        folder.mkdir(parents=True, exist_ok=True)  # before the work: it may not be allowed
     tables = write_tables(comparison)
     pictures = draw_comparison(comparison, results)
     links = "\n".join(f"![{name.partition('.')[0].replace('_', ' ')}]({name})\n" for name in pictures)
@@ -89,9 +96,21 @@ def write_comparison(
         contents[FILES["markdown"]] += f"\n{appendix.markdown()}".encode()
         contents[appendix.picture] = appendix.content
     contents[PAGE] = comparison_page(comparison, results, appendix).encode()
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
+    with _told(folder):
+        for name, content in contents.items():
+            beside = folder / f".{name}.new"
+            beside.write_bytes(content)
+            os.replace(beside, folder / name)  # who looks at it meanwhile, or after a kill, finds it whole
     return [folder / name for name in contents]
+
+
+@contextmanager
+def _told(folder: Path) -> Iterator[None]:
+    """Says of a folder, in one sentence, that it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
 
 
 def comparison_page(comparison: Comparison, results: Sequence[RunResult], appendix: Appendix | None = None) -> str:

@@ -3,9 +3,11 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
@@ -41,8 +43,9 @@ class RunResult:
     seed_weights: int
     seed_training: int
     loss: float | None
-    """Final validation loss, nats per token; nan where it was not finite, None without one."""
+    """Validation loss of its last step, nats per token; nan where it was not finite, None without one."""
     bits_per_byte: float | None
+    """nan where the loss was not finite, None where the bytes are not known."""
     target_tokens: int | None
     """Targets that the final validation covered."""
     train_tokens: int
@@ -85,8 +88,9 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
     begin = (metrics.events_named("start", "resume", "import") or [{}])[-1]
     last = metrics.train[-1] if len(metrics.train) else None
     tokens, seconds = (int(last["tokens"]), float(last["seconds"])) if last is not None else (0, 0.0)
-    final = metrics.validation[-1] if len(metrics.validation) else None
-    bits_per_byte = math.nan if final is None else float(final["bits_per_byte"])
+    step = int(last["step"]) if last is not None else 0
+    # One on the way is no result, though it may be the last one: of a run resumed without evaluation, say.
+    final = metrics.validation[-1] if step in metrics.validation["step"][-1:] else None
     return RunResult(
         name=name,
         folder=run_folder,
@@ -94,13 +98,13 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
         seed_weights=config.seeds.weights,
         seed_training=config.seeds.training,
         loss=None if final is None else float(final["loss"]),
-        bits_per_byte=bits_per_byte if math.isfinite(bits_per_byte) else None,
+        bits_per_byte=None if final is None else _bits_per_byte(final),
         target_tokens=None if final is None else int(final["target_tokens"]),
         train_tokens=tokens,
         tokens_per_step=config.tokens_per_step,
         seconds=seconds,
         tokens_per_second=tokens / seconds if seconds > 0 else None,
-        step=int(last["step"]) if last is not None else 0,
+        step=step,
         total_steps=begin.get("total_steps"),
         finished=metrics.ending == "finished",
         imported=begin.get("event") == "import",
@@ -109,6 +113,12 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
         config=config,
         metrics=metrics,
     )
+
+
+def _bits_per_byte(validation: np.void) -> float | None:
+    """Of a validation; nan is null in the file, as is a number that is not known."""
+    bits = float(validation["bits_per_byte"])
+    return None if math.isnan(bits) and math.isfinite(validation["loss"]) else bits
 
 
 def read_results(run_folders: Sequence[Path]) -> list[RunResult]:
@@ -146,11 +156,11 @@ def identity(config: RunConfig) -> dict[str, Any]:
 
 
 def _digests(metrics: Metrics) -> Digests:
-    """As last recorded; a resumption says again what it goes on with."""
-    recorded: dict[str, str | None] = {}
-    for key in ("weights", "data_order", "validation", "tokenizer"):
-        # Initial weights are those of the start; a resumption starts from others.
-        events = metrics.events_named("start") if key == "weights" else metrics.events
-        found = [event[f"{key}_sha256"] for event in events if event.get(f"{key}_sha256")]
-        recorded[key] = found[-1] if found else None
-    return Digests(**recorded)
+    """As last recorded; a resumption says again what it goes on with, and with which weights the run began."""
+
+    def last(key: str) -> str | None:
+        found = [event[key] for event in metrics.events if event.get(key)]
+        return found[-1] if found else None
+
+    keys = [f"{field.name}_sha256" for field in fields(Digests)]
+    return Digests(*map(last, keys))

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-CONFIDENCE = 0.95
+SIGNIFICANT = 0.05
+CONFIDENCE = 1 - SIGNIFICANT
 NEGLIGIBLE = 1e-12
 """Differences of losses, relative to their size, that are the rounding of floats and no noise."""
 
@@ -85,7 +86,7 @@ def deviation_interval(deviation: float | None, count: int) -> Interval | None:
 def compare_means(baseline: Mapping[Seeds, float], other: Mapping[Seeds, float]) -> Difference:
     """Compares losses by seeds with a baseline's; the test follows from the seeds alone, never from the losses.
 
-    - `paired`, where at least two seeds are shared: Student's test of the differences at the shared seeds.
+    - `paired`, where three seeds are shared, or two that are all of a side: Student's test of the differences there.
     - `Welch`, else, where both have at least two: unequal variances (Welch 1947), degrees of freedom by Satterthwaite.
     - `one run`, where only one of the two has several: is the single run another draw of what these vary by?
       t = d / (s sqrt(1 + 1/n)) with n - 1 degrees of freedom, the limits of prediction of one new value, which is
@@ -101,7 +102,8 @@ def compare_means(baseline: Mapping[Seeds, float], other: Mapping[Seeds, float])
     estimate = mean_of(second) - mean_of(first)
     if not math.isfinite(estimate):
         return Difference(math.nan, None, None, "none", len(shared))
-    if len(shared) >= 2:
+    # Two pairs have one degree of freedom: worse than no pairing, where both sides have more to show.
+    if len(shared) >= (2 if len(shared) in (len(first), len(second)) else 3):
         differences = [other[seeds] - baseline[seeds] for seeds in shared]
         estimate = mean_of(differences)
         error = _deviation(differences, first + second) / math.sqrt(len(shared))

@@ -18,7 +18,7 @@ def study(
         Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
     ],
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Processes of each run.  [default: a GPU's each, without GPUs 1]")
+        int | None, typer.Option(min=1, help="Processes of each run.  [default: one for each GPU, without GPUs 1]")
     ] = None,
     microbatch: Annotated[
         int | None, typer.Option(min=1, help="Most sequences at once on this machine; the runs stay the same.")

@@ -38,7 +38,6 @@ class StudyFile(Section):
     seeds: Annotated[tuple[StudySeeds, ...], Field(min_length=1)]
     baseline_seeds: tuple[StudySeeds, ...] = ()
     set: dict[str, Any] = Field(default_factory=dict)
-    evaluation: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -204,10 +203,7 @@ def _name_problems(file: StudyFile) -> list[str]:
 def _set_problems(file: StudyFile) -> list[str]:
     """Whether `set` leaves to the study's own keys what they say."""
     taken = ["base", "interventions", "seeds", *(["batch"] if file.batch_sizes else [])]
-    problems = [f"set.{key}: is for the study's own keys to say; leave it out" for key in file.set if key in taken]
-    if file.evaluation and "evaluation" in file.set:
-        problems.append("set.evaluation: the study's own key evaluation says this; keep one of them")
-    return problems
+    return [f"set.{key}: is for the study's own keys to say; leave it out" for key in file.set if key in taken]
 
 
 def _shown(value: Any) -> str:
@@ -218,8 +214,7 @@ def _shown(value: Any) -> str:
 
 def _common_keys(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a run config that all runs share; unlike the checked file's, with bare words as YAML has them."""
-    evaluation = {"evaluation": raw["evaluation"]} if raw.get("evaluation") else {}
-    return {**raw.get("set", {}), **evaluation, "base": raw["base"]}
+    return {**raw.get("set", {}), "base": raw["base"]}
 
 
 def _rows(file: StudyFile, common: dict[str, Any], path: Path) -> dict[str, RunConfig]:
@@ -278,6 +273,10 @@ def _config(path: Path, own: Mapping[str, Any], group: str, seeds: StudySeeds) -
         problems.append("an intervention sets the seeds, which are the study's to choose")
     if config.evaluation.every is None:
         problems.append("evaluation.every: must not be null: a study compares validation losses (0 = only at the end)")
+    if config.hub.repo is not None:
+        problems.append(
+            "hub.repo: must be null in a study, whose runs would replace each other there; push one by hand"
+        )
     if problems:
         raise refusal(f"{shown(path)}: {group}", problems)
     return config

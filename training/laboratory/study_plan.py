@@ -20,8 +20,9 @@ from training.yaml_reader import read_yaml
 
 LAUNCHES = "launches.jsonl"
 WITHOUT_EFFECT = ("batch", "checkpoint", "evaluation", "hub", "tracking")
-"""Sections whose changes, where a resumed run may take them, leave its result as it is: the last validation is over
-the whole range in any case, and of `batch` only the split can be another. Any other change would mix two configs."""
+"""Sections whose changes, where a resumed run may take them, leave its result as it is: what counts is
+the validation of the last step, over the whole range, and of `batch` only the split can be another. Any other change
+would mix two configs."""
 SHARE_OF_PRODUCTS = 1 / 3
 """Of the speed of large matrix products, what training is guessed to reach before anything has been measured."""
 BYTES_PER_PARAMETER = 12

@@ -1,13 +1,14 @@
 """The result of a study so far: the comparison of its finished runs, and for batch sizes the best one."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from training.laboratory.batch_size import draw_fit, fit_batch_sizes, fit_sentences
-from training.laboratory.comparison import compare_results
+from training.laboratory.comparison import Run, compare_results
 from training.laboratory.comparison_page import Appendix, write_comparison
 from training.laboratory.comparison_table import write_tables
-from training.laboratory.results import RunResult, read_result
+from training.laboratory.results import read_result
 from training.laboratory.study_file import Study
 from training.laboratory.study_plan import RunState
 
@@ -22,7 +23,7 @@ def write_result(study: Study, folder: Path, states: Mapping[str, RunState]) -> 
     if not any(result.group == study.baseline for result in results):
         return f"{folder}: no run of {study.baseline} is finished, so there is nothing to compare with yet"
     comparison = compare_results(results, study.baseline)
-    best = best_batch_size(study.name, results) if study.batch_sizes else None
+    best = best_batch_size(study.name, comparison.runs) if study.batch_sizes else None
     written = write_comparison(folder, comparison, results, best)
     text = [write_tables(comparison)["terminal"].rstrip(), ""]
     if best is not None:
@@ -30,11 +31,17 @@ def write_result(study: Study, folder: Path, states: Mapping[str, RunState]) -> 
     return "\n".join([*text, f"Result: {written[-1]}, with {', '.join(path.name for path in written[:-1])}"])
 
 
-def best_batch_size(name: str, results: Sequence[RunResult]) -> Appendix | None:
-    """The curve through the batch sizes of a study of that name; None where too few are finished."""
-    points = [(result.config.global_batch, result.loss) for result in results if result.loss is not None]
+def best_batch_size(name: str, runs: Sequence[Run]) -> Appendix | None:
+    """The curve through the batch sizes of a study of that name; None where too few of its runs have a result."""
+    points, left_out = [], []
+    for run in runs:
+        if run.obstacle is None and run.value is not None and math.isfinite(run.value):
+            points.append((run.result.config.global_batch, run.value))
+        else:
+            left_out.append(run.result.name)
     fit = fit_batch_sizes(points)
     if fit is None:
         return None
+    notes = [f"Left out of the curve, having no finite loss that compares: {', '.join(left_out)}."] if left_out else []
     picture = draw_fit(fit, f"{name}: validation loss over batch size")
-    return Appendix("The best batch size", fit_sentences(fit), fit.remarks, "batch_size.png", picture)
+    return Appendix("The best batch size", fit_sentences(fit), [*notes, *fit.remarks], "batch_size.png", picture)

@@ -9,6 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
 
 from training import lock
 from training.config import config_mapping
@@ -19,7 +22,8 @@ from training.laboratory.study_file import Study, StudyRun
 from training.laboratory.study_plan import Estimate, Launch, RunState, in_words, read_run_state, record_launch
 from training.laboratory.study_result import write_result
 from training.layout import plan_layout
-from training.run_folder import LOCK, METRICS
+from training.progress import MOST_COLUMNS
+from training.run_folder import METRICS
 from training.torchrun import started, training_command, what_it_said
 from training.yaml_reader import yaml_text
 
@@ -27,6 +31,8 @@ SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_BETWEEN_LINES = 60.0
 SHARE_FOR_RESULTS = 0.02
 """Of the time, what writing the result again and again may take."""
+LOCK = ".study.lock"
+"""Not a run's: nobody is to wait for what this one records."""
 TAIL = 8192
 """Bytes at the end of metrics.jsonl that surely hold a whole line."""
 
@@ -145,17 +151,17 @@ def train_missing(study: Study, states: dict[str, RunState], estimate: Estimate,
         progress.say(f"{place}: done in {in_words(seconds)}")
         if cost <= SHARE_FOR_RESULTS * (time.monotonic() - written):
             begun = time.monotonic()
-            _refresh_result(study, machine.folder, states, progress)
+            refresh_result(study, machine.folder, states, progress)
             written, cost = time.monotonic(), time.monotonic() - begun
     return failed
 
 
-def _refresh_result(study: Study, folder: Path, states: Mapping[str, RunState], progress: "Progress") -> None:
+def refresh_result(study: Study, folder: Path, states: Mapping[str, RunState], progress: "Progress") -> None:
     """Writes the result on the way; what goes wrong with it is told, and is no reason to stop training."""
     try:
         write_result(study, folder, states)
-    except (UserError, OSError) as error:
-        progress.say(f"the result could not be written: {error}")
+    except Exception as error:  # of whatever draws it, too
+        progress.say(f"the result could not be written: {error or type(error).__name__}")
 
 
 def _time_left(run: StudyRun, states: Mapping[str, RunState], estimate: Estimate) -> str:
@@ -239,21 +245,18 @@ class Progress:
     """What is shown on the way: on a terminal the last line changes in place, elsewhere one appears now and then."""
 
     def __init__(self) -> None:
-        self._in_place = sys.stderr.isatty()
+        self._line: tqdm[Any] = tqdm(bar_format="{desc}", disable=None, leave=False)
         self._shown = time.monotonic()
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        print(f"{self._cleared()}{text}", file=sys.stderr, flush=True)
+        self._line.set_description_str("", refresh=False)
+        tqdm.write(text, file=sys.stderr)
         self._shown = time.monotonic()
 
     def show(self, text: str) -> None:
         """A line that the next one replaces."""
-        if self._in_place:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns
-            print(f"{self._cleared()}{text[: columns - 1]}", end="", file=sys.stderr, flush=True)
+        if not self._line.disable:
+            self._line.set_description_str(text[:MOST_COLUMNS])
         elif time.monotonic() - self._shown > SECONDS_BETWEEN_LINES:
             self.say(text)
-
-    def _cleared(self) -> str:
-        return "\r\x1b[K" if self._in_place else ""
