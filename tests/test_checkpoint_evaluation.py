@@ -156,7 +156,7 @@ def test_what_is_no_range(place: Place) -> None:
         Range(split="test")
     assert "there is no such dataset" in place.refusal(Range(dataset="nix"))
     assert place.refusal(Range(), amp="fp32") == "--amp: must be one of off, bf16, fp16, got 'fp32'"
-    assert "precision.amp fp16 needs a GPU" in place.refusal(Range(), amp="fp16")
+    assert "precision.amp: fp16 needs a GPU" in place.refusal(Range(), amp="fp16")
 
 
 def test_a_split_that_is_not_there(place: Place, tmp_path: Path) -> None:
