@@ -152,7 +152,7 @@ def test_what_is_no_range(place: Place) -> None:
     for dataset in ("../data", "a/b/c", ""):
         with pytest.raises(UserError, match=r"^--dataset '"):
             Range(dataset=dataset)
-    with pytest.raises(UserError, match=r"^--split: must be one of validation, train, got 'test'$"):
+    with pytest.raises(UserError, match=r"^--split: must be one of train, validation, got 'test'$"):
         Range(split="test")
     assert "there is no such dataset" in place.refusal(Range(dataset="nix"))
     assert place.refusal(Range(), amp="fp32") == "--amp: must be one of off, bf16, fp16, got 'fp32'"
