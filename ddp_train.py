@@ -30,7 +30,7 @@ from training.checkpoint import (
 )
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
-from training.config_check import config_from_mapping
+from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
 from training.data import (
     open_training_data,
@@ -54,7 +54,6 @@ from training.run_folder import (
     begun_by_this_launch,
     held,
     open_run,
-    restarted,
     saved_overrides,
 )
 from training.session import Session, build, digests, first_state
@@ -94,7 +93,8 @@ def main(
         raise UserError(f"--push-to-hub: {problem}")
     folder = (output or REPOSITORY / "checkpoints") / run_name(run)
     fresh = [*(overrides or []), *([f"hub.repo={push_to_hub}"] if push_to_hub else [])]
-    if begun_by_this_launch(folder):
+    begun = begun_by_this_launch(folder)
+    if begun:
         resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
     config = load_run_config(run, saved_overrides(folder, resume, fresh) if resume else fresh)
     process = Process.from_environment()
@@ -103,11 +103,8 @@ def main(
         layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
         print_plan(config, layout, datasets, process, remarks)
         return
-    if config.precision.amp == "fp16" and process.device.type == "cpu":
-        raise UserError(
-            "precision.amp: fp16 needs a GPU, on a CPU it is hundreds of times slower than bf16; "
-            "add --set precision.amp=bf16 (or off), which is another run than that of the config"
-        )
+    another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
+    refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
 
         def open_folder() -> dict[str, Any]:
@@ -116,7 +113,7 @@ def main(
 
         opening = Opening(**group.first("open", open_folder))
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
-        if not restarted():
+        if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
         session = build(config, folder, datasets, microbatch, opening, group)
         stack.callback(session.leave)
@@ -156,9 +153,17 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
         if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):
             return state
         # It was killed between its last checkpoint and the end.
-        group.first("mend", lambda: cut_back(folder / METRICS, state.step))
+        group.first("mend", partial(mend, session, state))
     group.first("finish", lambda: finish(session, state))
     return state
+
+
+def mend(session: Session, state: TrainingState) -> None:
+    """Takes away what was recorded behind the last checkpoint; trackers learn of the end; one process does this."""
+    cut_back(session.folder / METRICS, state.step)
+    session.log.seconds = state.seconds
+    if session.trackers is not None:
+        session.trackers.start(state.step)
 
 
 def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:

@@ -82,6 +82,22 @@ def test_a_failure_is_said_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("at_once")
+def test_whatever_it_says_it_comes_to_its_end(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds; its last line is the reason."""
+    talker = run / "talker"
+    talker.write_text(
+        "#!/bin/sh\nhead -c 200000 /dev/zero | tr '\\0' x >&2; echo; printf '\\nlast words\\n' >&2; exit 3\n"
+    )
+    talker.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(talker))
+    said: list[str] = []
+    with closing(BackgroundReport(run, said.append)) as report:
+        report.refresh()
+        wait_for(report)
+    assert said == [f"{run}: report.md could not be written again, training goes on: last words"]
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("seconds", [0.0, 5.0], ids=["by force", "at once"])
 def test_nothing_stays_behind_the_run(run: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """The end of the run ends what is being written, without a word and without half a file."""

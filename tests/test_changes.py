@@ -321,6 +321,7 @@ def test_a_restart_by_torchrun_takes_a_change_once(workplace: Workplace, monkeyp
     config = workplace.write_config(checkpoint={"every": 2})
     workplace.train_here(config, stop_after=4)
     new = ["optimizer.learning_rate=2e-3"]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
     run = workplace.train_here(config, resume="step_00000002", stop_after=3, overrides=new)
     (run.folder / "step_00000003").rename(run.folder / ".step_00000003.partial")  # as if killed while writing it
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

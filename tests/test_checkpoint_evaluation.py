@@ -152,11 +152,11 @@ def test_what_is_no_range(place: Place) -> None:
     for dataset in ("../data", "a/b/c", ""):
         with pytest.raises(UserError, match=r"^--dataset '"):
             Range(dataset=dataset)
-    with pytest.raises(UserError, match=r"^--split: must be one of validation, train, got 'test'$"):
+    with pytest.raises(UserError, match=r"^--split: must be one of train, validation, got 'test'$"):
         Range(split="test")
     assert "there is no such dataset" in place.refusal(Range(dataset="nix"))
     assert place.refusal(Range(), amp="fp32") == "--amp: must be one of off, bf16, fp16, got 'fp32'"
-    assert "precision.amp fp16 needs a GPU" in place.refusal(Range(), amp="fp16")
+    assert "precision.amp: fp16 needs a GPU" in place.refusal(Range(), amp="fp16")
 
 
 def test_a_split_that_is_not_there(place: Place, tmp_path: Path) -> None:

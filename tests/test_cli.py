@@ -112,7 +112,8 @@ def test_a_mistake_is_one_sentence_and_status_2(place: Workplace, tmp_path: Path
     rewrite_config(half, precision={"amp": "fp16", "matmul": "high"})
     done = isobatch("evaluate", half, place.datasets, status=2)
     sentence = (
-        f"error: {half}: precision.amp fp16 needs a GPU; evaluate it on a machine with one, or in another precision, "
+        f"error: {half}: precision.amp: fp16 needs a GPU, on a CPU it is hundreds of times slower than bf16; "
+        "evaluate it on a machine with one, or in another precision, "
         "--amp off\n"
     )
     assert (done.stdout, done.stderr) == ("", sentence)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from test_left_behind import make_old
 
 from training.errors import RunError, UserError
 from training.preparation.dataset_files import (
@@ -131,19 +132,23 @@ def test_failed_preparation_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_leftover_of_a_dead_process_goes_and_that_of_a_live_one_stays(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
+    child, other = (subprocess.Popen([sys.executable, "-S", "-c", ""]) for _ in range(2))
     child.wait()
+    other.wait()
     host = socket.gethostname()
     kept = [f".mine.partial-{host}-{os.getppid()}", f".mine.partial-elsewhere-{child.pid}", ".mine.partial-2"]
+    fresh = f".mine.partial-{host}-{other.pid}"  # a container of the same name may be writing it
     gone = [f".mine.partial-{host}-{child.pid}", f".mine.partial-{host}-{os.getpid()}"]
-    for name in kept + gone:
+    for name in [*kept, *gone, fresh]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.safetensors").write_text("half")
+        if name != fresh:
+            make_old(tmp_path / name / "train.safetensors", tmp_path / name)
 
     with staged_folder(tmp_path / "mine") as folder:
         assert list(folder.iterdir()) == []
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, "mine"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*kept, fresh, "mine"])
 
 
 @pytest.mark.parametrize("keep_other", [True, False])

@@ -14,6 +14,7 @@ from recorded_runs import bad_row, event, train_row, validation_row
 
 from training.tracking import follower
 from training.tracking.follower import Rows, Shown
+from training.tracking.services import Point
 
 
 def encoded(*rows: dict[str, Any]) -> bytes:
@@ -26,9 +27,9 @@ def test_rows_become_points_and_half_a_row_waits() -> None:
     rows = Rows(file)
     first, second, third = rows.next()
     values = {"train/loss": 6.0, "train/grad_norm": 0.4, "train/learning_rate": 1e-3, "train/tokens_per_second": 2048}
-    assert first == (1, 0.5, values)
-    assert second == (2, 1.0, {"train/learning_rate": 1e-3, "train/tokens_per_second": 2048})
-    assert third == (2, 1.0, {"validation/loss": 4.25})
+    assert first == Point("train", 1, 0.5, values)
+    assert second == Point("train", 2, 1.0, {"train/learning_rate": 1e-3, "train/tokens_per_second": 2048})
+    assert third == Point("validation", 2, 1.0, {"validation/loss": 4.25})
     assert rows.next() == []
     more = encoded(train_row(3))
     for part in (more[:20], more[20:-1]):
@@ -54,10 +55,19 @@ def test_an_id_is_kept(tmp_path: Path) -> None:
     shown = Shown.read(tmp_path / "wandb.json", "tiny")
     assert shown.run_id.startswith("tiny-")
     assert shown.run_id != Shown.read(tmp_path / "wandb.json", "tiny").run_id
-    shown.last_step = 7
-    shown.write()
+    shown.add([Point("train", 7, 1.0, {})])
     assert Shown.read(tmp_path / "wandb.json", "other") == shown
     assert [path.name for path in tmp_path.iterdir()] == ["wandb.json"]
+
+
+def test_a_validation_is_not_taken_for_sent_because_its_step_was(tmp_path: Path) -> None:
+    """A run that is killed in an evaluation has sent the steps up to it; resumed from before, it evaluates there."""
+    Shown.read(tmp_path / "trackio.json", "tiny").add([Point("train", step, 1.0, {}) for step in (1, 2, 3)])
+    shown = Shown.read(tmp_path / "trackio.json", "tiny")
+    points = [Point("train", 3, 1.0, {}), Point("validation", 3, 1.0, {}), Point("train", 4, 1.0, {})]
+    assert [shown.has(point) for point in points] == [True, False, False]
+    shown.add(points[1:])
+    assert Shown.read(tmp_path / "trackio.json", "tiny").last_steps == {"train": 4, "validation": 3}
 
 
 def test_it_needs_no_pytorch() -> None:

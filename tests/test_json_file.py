@@ -1,4 +1,4 @@
-"""JSON files that others may have written: an object, or one sentence."""
+"""JSON: strict text; files that others may have written give an object, or one sentence."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from training import json_file
 from training.errors import UserError
-from training.json_file import read_json_object
+from training.json_file import read_json_object, strict_json
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,9 @@ def test_an_object_is_read(tmp_path: Path) -> None:
     assert read_json_object(tmp_path / "a.json", "") == {"a": [1]}
     with pytest.raises(UserError, match="cannot be read as JSON"):
         read_json_object(tmp_path, "")
+
+
+def test_json_of_ours_is_strict() -> None:
+    """At any depth; True stays true."""
+    values = {"a": float("nan"), "b": [1.5, (float("inf"), {"c": -float("inf")})], "d": True, "e": "NaN"}
+    assert strict_json(values) == '{"a": null, "b": [1.5, [null, {"c": null}]], "d": true, "e": "NaN"}'

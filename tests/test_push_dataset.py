@@ -10,10 +10,11 @@ from fake_hub import READ_TOKEN, FakeHub
 from worker import Worker
 
 from training.errors import UserError
+from training.file_digest import file_digest
 from training.hub.card_text import is_ours
 from training.hub.push import read_description
 from training.metrics_file import read_metrics
-from training.preparation.dataset_files import file_digest, fingerprint, write_description, write_split
+from training.preparation.dataset_files import fingerprint, write_description, write_split
 from training.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.slow  # for the process that has to start

@@ -1,5 +1,6 @@
 """Whole runs through the real command line, in real processes."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -10,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import REPOSITORY, Finished, Workplace, golden_tokens
+from conftest import REPOSITORY, Finished, Workplace, golden_tokens, train_in_folder
 from fake_hub import FakeHub
+from ranks import as_workers
 from safetensors.torch import load_file
 from small_checkpoints import set_final_norm
 
+from training import run_folder
 from training.errors import RunError, UserError
 
 GOLDEN_DATA = {"train_tokens": 20_480}
@@ -197,6 +200,19 @@ def test_resume_of_a_finished_run_changes_nothing(workplace: Workplace, capsys: 
     assert files_of(run.folder) == before
 
 
+def test_a_run_killed_before_its_end_is_ended(workplace: Workplace) -> None:
+    """Its trackers are told too: a new TensorBoard file holds all of it."""
+    config = workplace.write_config(tracking={"trackers": ["tensorboard"]})
+    run = workplace.train_here(config)
+    metrics = run.folder / "metrics.jsonl"
+    metrics.write_text("".join(line for line in metrics.read_text().splitlines(True) if '"finished"' not in line))
+    (first,) = run.folder.glob("events.*")
+    again = workplace.train_here(config, resume="latest")
+    assert again.of_kind("event")[-1]["event"] == "finished"
+    (second,) = set(run.folder.glob("events.*")) - {first}
+    assert second.stat().st_size == first.stat().st_size
+
+
 def test_start_in_a_folder_that_holds_a_run(workplace: Workplace) -> None:
     """R27: refused, naming both options; --overwrite starts again; a failed start leaves the run as it was."""
     config = workplace.write_config()
@@ -253,6 +269,7 @@ def test_a_past_that_was_given_up_does_not_come_back(workplace: Workplace) -> No
 
 def test_a_restart_by_torchrun_keeps_what_there_is(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """--overwrite deletes once: started again after a crash, the same command goes on."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
     config = workplace.write_config(evaluation={"every": None})
     workplace.train_here(config, stop_after=5)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
@@ -262,12 +279,35 @@ def test_a_restart_by_torchrun_keeps_what_there_is(workplace: Workplace, monkeyp
     ]  # fmt: skip
 
 
-def test_a_restart_by_torchrun_repeats_a_refusal(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this launch has not begun is not its to go on with."""
+def train_as_node(config: str, datasets: Path, output: Path, counts: tuple[int, int], stop: int) -> None:
+    """As a worker of two nodes, whose agents count restarts each for themselves."""
+    os.environ["TORCHELASTIC_RUN_ID"] = "ours"
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(counts[int(os.environ["GROUP_RANK"])])
+    train_in_folder(config, datasets, output, {"stop_after": stop})
+
+
+def test_a_restart_of_several_nodes_goes_on(workplace: Workplace) -> None:
+    """Whoever's worker failed: no rank waits for another for ever, and the run is known as this launch's."""
+    config = str(workplace.write_config(evaluation={"every": None}))
+    for step, counts in ((1, (0, 0)), (2, (1, 0)), (3, (0, 1))):
+        as_workers(2, train_as_node, config, workplace.datasets, workplace.checkpoints, counts, step, nodes=2)
+    lines = (workplace.checkpoints / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [line["step"] for line in map(json.loads, lines) if line["kind"] == "train"] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("another", ["run id", "agent"])
+def test_a_restart_by_torchrun_repeats_a_refusal(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch, another: str
+) -> None:
+    """What this launch has not begun is not its to go on with; an agent in another container may have the same id."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
     config = workplace.write_config(evaluation={"every": None})
     workplace.train_here(config, stop_after=5)
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    if another == "run id":
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    else:
+        monkeypatch.setattr(run_folder, "_started", lambda process_id: "at another time")
     with pytest.raises(UserError, match="holds a run already"):
         workplace.train_here(config)
     with pytest.raises(UserError, match="step_00000003"):

@@ -29,7 +29,7 @@ def about(folder: Path, step: int, seconds: float) -> About:
 
 
 def points(*steps: int, loss: float) -> list[Point]:
-    return [Point(step, 0.5 * step, {"train/loss": loss + step}) for step in steps]
+    return [Point("train", step, 0.5 * step, {"train/loss": loss + step}) for step in steps]
 
 
 def curve(reader: EventAccumulator) -> dict[int, float]:
@@ -56,7 +56,7 @@ def test_tensorboard_shows_each_step_once_also_where_it_is_open(tmp_path: Path) 
     second.send(points(4, loss=20))
     after = {1: 11, 2: 12, 3: 13, 4: 24}
     assert curve(open_one) == curve(EventAccumulator(str(tmp_path))) == after
-    second.send([Point(5, 2.5, {"train/loss": 25.0, "validation/loss": 4.5})])
+    second.send([Point("train", 5, 2.5, {"train/loss": 25.0}), Point("validation", 5, 2.5, {"validation/loss": 4.5})])
     second.close(complete=True)
     assert curve(open_one) == {**after, 5: 25}
     [validation] = open_one.Scalars("validation/loss")

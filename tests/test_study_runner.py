@@ -66,7 +66,7 @@ def test_a_machine_that_no_run_could_be_trained_on_is_refused(tmp_path: Path) ->
     with pytest.raises(UserError, match="--nproc 3: this machine has 2 GPUs, and each process needs one"):
         check_machine(study, processes=3, microbatch=None, gpus=2)
     half = write_study(tmp_path, base=(tmp_path / "base.yaml").read_text().replace("amp: off", "amp: fp16"))
-    with pytest.raises(UserError, match=r"mine.yaml: baseline-w1-t1: precision.amp fp16 needs a GPU"):
+    with pytest.raises(UserError, match=r"mine.yaml: baseline-w1-t1: precision.amp: fp16 needs a GPU"):
         check_machine(half, processes=1, microbatch=None, gpus=0)
     check_machine(half, processes=1, microbatch=None, gpus=1)
     bitwise = write_study(tmp_path, base=(tmp_path / "base.yaml").read_text() + "reproducibility: bitwise\n")

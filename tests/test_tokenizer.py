@@ -91,9 +91,9 @@ def test_end_of_text_is_the_recorded_one_or_gpt2s(tokenizer: Tokenizer, tmp_path
         assert end_of_text_id(tokenizer, description) == expected
     words = Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
     assert end_of_text_id(words, tmp_path / "missing.json") is None
-    for damaged in ("[1]", "{", "[" * 200_000):
-        description.write_text(damaged)
-        with pytest.raises(UserError, match=r"dataset\.json: is not a description of a dataset"):
+    for damaged in (b"[1]", b"{", b"\xff", b"[" * 200_000):
+        description.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"dataset\.json: (cannot be read as JSON|must be a JSON object)"):
             end_of_text_id(tokenizer, description)
 
 

@@ -43,6 +43,7 @@ FAILURES = {
     "exit": ("raise SystemExit('no login')", "SystemExit: no login"),
     "init": (RECORDING + "def init(**_): raise OSError(28, 'No space left on device')", "No space left on device"),
     "log": (RECORDING + "def log(*values, step): raise ConnectionError('reset')\nRun.log = log", "reset"),
+    "text": ("raise OSError('na\\u00efve \\udcff')", "OSError: na\u00efve \\udcff"),
     "death": ("import os; os._exit(3)", "its process has ended with status 3; training goes on without it"),
 }
 

@@ -11,8 +11,8 @@ from recorded_runs import begin, write_run
 from safetensors.torch import save_file
 from small_checkpoints import save, set_final_norm
 
-from training.cli import to_json
 from training.errors import UserError
+from training.json_file import strict_json
 from training.laboratory import weights_difference
 from training.laboratory.compare_commands import compare
 from training.laboratory.weights_difference import WeightsDifference, as_mapping, compare_weights, describe
@@ -74,7 +74,7 @@ def test_what_is_not_finite_and_what_was_zero(tmp_path: Path) -> None:
     assert (by_name["broken"].differing, by_name["broken"].largest) == (1, inf)
     assert (by_name["zero"].largest, by_name["zero"].relative) == (1.0, inf)
     assert by_name["sign"].largest == inf
-    assert json.loads(to_json(as_mapping(difference)))["total"]["largest"] is None
+    assert json.loads(strict_json(as_mapping(difference)))["total"]["largest"] is None
 
 
 def test_tensors_that_one_has_or_in_another_shape_or_type(tmp_path: Path) -> None:

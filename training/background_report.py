@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import training.launcher
 from training.report import write_report
@@ -17,6 +19,8 @@ from training.report import write_report
 SECONDS_BETWEEN = 30.0
 """At least, from one report to the next, and from the run's start to the first."""
 SECONDS_TO_END = 5.0
+MOST_SAID = 4000
+"""Bytes of a failed process's last words that are looked at."""
 HOME = Path(__file__).resolve().parent.parent
 """Where the program is found. training.config knows it too, but with PyTorch, which drawing does without."""
 
@@ -28,7 +32,9 @@ class BackgroundReport:
         """For the run in a folder; `say` prints a line."""
         self._folder, self._say = run_folder, say
         self._began = time.monotonic()
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._errors: IO[bytes] | None = None
+        """What the process writes to: a file, as nobody reads a pipe while it runs, and a full one would stop it."""
         self._has_failed = False
 
     def refresh(self) -> None:
@@ -40,17 +46,17 @@ class BackgroundReport:
             return
         self._began = time.monotonic()
         try:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (_collect closes it)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "training.background_report", self._folder.resolve()],
                 cwd=HOME,
                 process_group=0,  # Ctrl-C is for training, which ends it
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
+                stderr=self._errors,
             )
         except OSError as error:
+            self._collect()
             self._fail(str(error))
 
     def close(self) -> None:
@@ -58,20 +64,25 @@ class BackgroundReport:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             try:
-                self._process.communicate(timeout=SECONDS_TO_END)
+                self._process.wait(SECONDS_TO_END)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-                self._process.communicate()
+                self._process.wait()
             self._process = None
         self._collect()
 
     def _collect(self) -> None:
+        """Says what has gone wrong in a process that has ended, if it has not been ended from here."""
         process, self._process = self._process, None
-        if process is None:
+        errors, self._errors = self._errors, None
+        if errors is None:
             return
-        _, errors = process.communicate()
-        if process.returncode != 0:
-            self._fail(errors.strip().rpartition("\n")[2] or f"exit status {process.returncode}")
+        with errors:
+            if process is None or process.wait() == 0:
+                return
+            errors.seek(max(0, errors.seek(0, os.SEEK_END) - MOST_SAID))
+            said = errors.read().decode(errors="replace").strip()
+            self._fail(said.rpartition("\n")[2] or f"exit status {process.returncode}")
 
     def _fail(self, reason: str) -> None:
         if not self._has_failed:

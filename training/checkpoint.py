@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.errors import UserError
+from training.file_digest import file_digest
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -137,7 +138,7 @@ def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
     files = [partial / name for name in CONTENTS]
     _write_json(
         partial / MANIFEST,
-        {file.name: {"size": file.stat().st_size, "sha256": _sha256(file)} for file in files},
+        {file.name: {"size": file.stat().st_size, "sha256": file_digest(file)} for file in files},
     )
     for path in (*files, partial / MANIFEST, partial):
         _sync(path)
@@ -161,11 +162,6 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
         raise OSError(f"{path}: {error}") from error
     # The library's files can be read by their owner alone, whatever the umask.
     shutil.copymode(path.with_name(STATE), path)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:
@@ -275,7 +271,7 @@ def problem_of(folder: Path, names: tuple[str, ...] = CONTENTS) -> str | None:
             size, written = (folder / name).stat().st_size, manifest[name]["size"]
             if size != written:
                 return f"{name} has {size} bytes, {MANIFEST} says {written}"
-            if _sha256(folder / name) != manifest[name]["sha256"]:
+            if file_digest(folder / name) != manifest[name]["sha256"]:
                 return f"{name} is damaged: its sha256 is not the one in {MANIFEST}"
     except OSError as error:
         return f"cannot be read ({error})"

@@ -5,12 +5,13 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from numpy.typing import NDArray
 
-from training.config import NAME_PATTERN, Data, Precision, RunConfig
+from training.config import NAME_PATTERN, Amp, Data, Precision, RunConfig
+from training.config_check import refuse_fp16_without_gpu
 from training.data import check_vocabulary, open_training_data, open_validation, provide_dataset
 from training.distributed import Process
 from training.document_rows import AnyRows, DocumentRows
@@ -18,12 +19,12 @@ from training.errors import UserError
 from training.evaluation import Evaluated, evaluate
 from training.lookup import find_tokenizer_if_any
 from training.loss import SequenceLoss
+from training.preparation.dataset_files import SPLITS
 from training.restore import load_model
 from training.rows import Rows, TokenFile
 from training.tokenizer import TOKENIZER, load_tokenizer, token_byte_lengths
 
-SPLITS = ("validation", "train")
-AMP = ("off", "bf16", "fp16")
+AMP = get_args(Amp)
 
 
 @dataclass(frozen=True)
@@ -128,11 +129,8 @@ def evaluate_checkpoint(
             tokenizer, or this machine lacks the precision.
     """
     process, precision = Process.from_environment(), precision_of(config, amp)
-    if precision.amp == "fp16" and process.device.type == "cpu":
-        raise UserError(
-            f"{folder}: precision.amp fp16 needs a GPU; evaluate it on a machine with one, or in another precision, "
-            "--amp off"
-        )
+    elsewhere = "evaluate it on a machine with one, or in another precision, --amp off"
+    refuse_fp16_without_gpu(precision, process.device.type != "cpu", elsewhere, f"{folder}: ")
     torch.set_float32_matmul_precision(precision.matmul)
     data = config.data
     if wanted.dataset not in (None, data.dataset):

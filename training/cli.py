@@ -3,17 +3,16 @@
 PyTorch and matplotlib take seconds to import, so each command imports what it needs: `--help` needs neither.
 """
 
-import json
-import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Never, cast, get_args
+from typing import Annotated, Never, cast, get_args
 
 import typer
 
 from training.command import run_command
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
+from training.json_file import strict_json
 from training.laboratory.compare_commands import compare
 from training.laboratory.study_commands import study
 from training.preparation.dataset_commands import prepare
@@ -107,7 +106,7 @@ def sample(
     samples = sample_checkpoints(checkpoints, prompt, draw, number, datasets or REPOSITORY / "datasets", tokenizer)
     if as_json:
         texts = [written.values() for written in samples]
-        print(to_json({"prompt": prompt, "temperature": temperature, "top_k": draw.top_k, "samples": texts}))
+        print(strict_json({"prompt": prompt, "temperature": temperature, "top_k": draw.top_k, "samples": texts}))
         return
     for written in samples:
         print("\n".join(written.lines(headed=len(checkpoints) > 1, numbered=number > 1, first_seed=seed)), flush=True)
@@ -200,20 +199,7 @@ def evaluate(
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
     measured = evaluate_checkpoint(folder, config, datasets, wanted, amp, microbatch, tokenizer)
-    print(to_json(measured.values()) if as_json else "\n".join(measured.lines()))
-
-
-def to_json(values: Any) -> str:
-    """Strict JSON: null for what is not finite."""
-
-    def strict(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: strict(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [strict(item) for item in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(strict(values), allow_nan=False)
+    print(strict_json(measured.values()) if as_json else "\n".join(measured.lines()))
 
 
 @app.command()
@@ -231,6 +217,7 @@ def verify(
     """Train some steps of a run on several layouts, in real processes, and compare: is it the same run?"""
     import torch
 
+    from training.config_check import refuse_fp16_without_gpu
     from training.config_file import load_run_config
     from training.data import open_training_data, provide_dataset
     from training.verify import (
@@ -249,8 +236,7 @@ def verify(
     layouts = [parse_layout(text) for text in layout or []] or default_layouts(config, gpus)
     refuse_impossible(layouts, config)
     tolerance = tolerance_of(config, gpus) if tolerance is None else tolerance
-    if config.precision.amp == "fp16" and not gpus:
-        raise UserError("precision.amp: fp16 needs a GPU; verify another precision with --set precision.amp=bf16")
+    refuse_fp16_without_gpu(config.precision, gpus > 0, "verify another precision with --set precision.amp=bf16")
     provide_dataset(config.data, datasets)
     open_training_data(config, datasets / config.data.dataset)  # a mistake in the data ends here, before any launch
     results = []
@@ -259,7 +245,7 @@ def verify(
         print(f"{len(results)} of {len(layouts)}: {measured.layout}, {measured.seconds:.0f} s", file=sys.stderr)
     same = all(agrees(measured, results[0], config.bitwise, tolerance) for measured in results)
     if as_json:
-        print(to_json({"same": same, "tolerance": tolerance, "layouts": [vars(measured) for measured in results]}))
+        print(strict_json({"same": same, "tolerance": tolerance, "layouts": [vars(measured) for measured in results]}))
     else:
         print("\n".join([*table(results), describe_result(same, config, tolerance)]))
     if not same:

@@ -24,6 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Interval = Annotated[int, Field(ge=0)] | None
 Share = Annotated[float, Field(ge=0, le=1)]
+Amp = Literal["off", "bf16", "fp16"]
 Decay = Annotated[float, Field(ge=0, lt=1)]  # of a moving average
 
 
@@ -70,7 +71,7 @@ class Batch(Section):
 class Precision(Section):
     """Autocast dtype, and torch's precision of float32 matrix products."""
 
-    amp: Literal["off", "bf16", "fp16"] = "fp16"
+    amp: Amp = "fp16"
     matmul: Literal["highest", "high", "medium"] = "high"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from model.gpt import GPTConfig
-from training.config import CosineSchedule, RunConfig, Section
+from training.config import CosineSchedule, Precision, RunConfig, Section
 from training.errors import UserError
 from training.yaml_reader import BareWord
 
@@ -38,6 +38,14 @@ def refusal(where: str, problems: Sequence[str]) -> ConfigError:
         return ConfigError(f"{where}: {problems[0]}", problems=problems)
     lines = [f"  - {problem}" for problem in problems]
     return ConfigError(f"{where} has {len(problems)} problems:", *lines, problems=problems)
+
+
+def refuse_fp16_without_gpu(precision: Precision, has_gpu: bool, remedy: str, where: str = "") -> None:
+    """Raises a UserError, led by `where` and ended by `remedy`, if fp16 is to be computed by a CPU."""
+    if precision.amp == "fp16" and not has_gpu:
+        raise UserError(
+            f"{where}precision.amp: fp16 needs a GPU, on a CPU it is hundreds of times slower than bf16; {remedy}"
+        )
 
 
 def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: Sequence[str] = ()) -> RunConfig:

@@ -5,7 +5,6 @@ They depend on what is read alone: not on the layout, the machine, the names of 
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,12 +53,6 @@ def validation_digest(rows: AnyRows) -> str:
     digest = hashlib.sha256()
     _add(digest, rows, np.arange(rows.count))
     return digest.hexdigest()
-
-
-def file_digest(path: Path) -> str:
-    """The sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _add(digest: "_Hash", rows: AnyRows, numbers: NDArray[np.int64]) -> None:

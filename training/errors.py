@@ -3,11 +3,6 @@
 LONGEST_LINE = 4000
 
 
-def in_one_line(text: object) -> str:
-    """A name or a text from elsewhere as a sentence may hold it: no line ends, nothing that a terminal obeys."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in str(text))
-
-
 class UserError(Exception):
     """A mistake in the config, the data or the arguments: exit status 2.
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training import lock
-from training.errors import UserError
-from training.metrics_file import read_row
+from training.metrics_file import bad_line, read_row
 from training.pace import Pace
 from training.progress import Best
 from training.yaml_reader import read_yaml
@@ -185,10 +184,7 @@ class FollowedRun:
         try:
             self.so_far.take(read_row(line))
         except ValueError as problem:
-            raise UserError(
-                f"{self._path}, line {self._lines}: {problem}; each line is one JSON object as training writes it; "
-                "remove or repair the line"
-            ) from problem
+            raise bad_line(self._path, self._lines, problem) from problem
 
     @property
     def silence(self) -> float:

@@ -1,12 +1,27 @@
-"""Reads JSON files that others may have written."""
+"""JSON: strict text of our own, and files that others may have written."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from training.errors import UserError
 
 MOST_BYTES = 256 * 1024**2
+
+
+def strict(value: Any) -> Any:
+    """The value as strict JSON can hold it: null for a number that is not finite, also in dicts, lists and tuples."""
+    if isinstance(value, dict):
+        return {key: strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def strict_json(value: Any) -> str:
+    """The value as one line of strict JSON."""
+    return json.dumps(strict(value), allow_nan=False)
 
 
 def read_json_object(path: Path, remedy: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a worker of torchrun owes to its launcher: it ends with it.
+"""What a worker of torchrun owes to its launcher: it ends with it. torchrun.py is the other side: it starts torchrun.
 
 ddp_train.py imports this before anything else, as a launcher may be killed while its workers still import PyTorch.
 """

@@ -1,6 +1,5 @@
 """What a run records: metrics.jsonl, what is shown of it, and the steps whose results are still on the device."""
 
-import json
 import math
 import os
 import time
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from training.distributed import Group
 from training.evaluation import Evaluated
+from training.json_file import strict_json
 from training.pace import Pace
 from training.progress import Best, Progress
 from training.step import StepResult
@@ -239,9 +239,5 @@ class RunLog:
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._is_main:
-            finite = {
-                key: None if isinstance(value, float) and not math.isfinite(value) else value
-                for key, value in line.items()
-            }
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(finite, allow_nan=False) + "\n")
+                file.write(strict_json(line) + "\n")

@@ -108,15 +108,20 @@ def read_metrics(path: Path) -> Metrics:
             except ValueError as problem:
                 if not line.endswith(b"\n"):
                     break
-                raise UserError(
-                    f"{path}, line {number}: {problem}; each line is one JSON object as training writes it; "
-                    "remove or repair the line"
-                ) from problem
+                raise bad_line(path, number, problem) from problem
             rows[kind].append(tuple(row[name] for name in FIELDS[kind]) if kind in FIELDS else row)
     return Metrics(
         train=np.array(rows["train"], dtype=list(TRAIN_FIELDS.items())),
         validation=np.array(rows["validation"], dtype=list(VALIDATION_FIELDS.items())),
         events=rows["event"],
+    )
+
+
+def bad_line(path: Path, number: int, problem: ValueError) -> UserError:
+    """What is raised where `read_row` finds a problem in a line, counted from 1."""
+    return UserError(
+        f"{path}, line {number}: {problem}; each line is one JSON object as training writes it; "
+        "remove or repair the line"
     )
 
 

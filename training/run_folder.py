@@ -187,18 +187,36 @@ def _begin(folder: Path, opening: Opening) -> None:
 
 
 def launch() -> str:
-    """What is the same for all restarts by one torchrun, and differs for the next torchrun."""
-    return f"{os.environ.get('TORCHELASTIC_RUN_ID')} {os.getppid()}"
+    """Names the torchrun that has started this process, if one has: the same for all its restarts, no other's.
 
-
-def restarted() -> bool:
-    """Whether torchrun has started this process in place of one that failed."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    Its run id alone may be the next one's too (--rdzv-id), and so may its process id, in a container.
+    """
+    agent = os.getppid()
+    return f"{os.environ.get('TORCHELASTIC_RUN_ID')} {agent} {_started(agent)}"
 
 
 def begun_by_this_launch(folder: Path) -> bool:
-    """Whether torchrun has restarted what it had begun itself."""
-    return restarted() and (folder / LAUNCH).is_file() and (folder / LAUNCH).read_text() == launch()
+    """Whether the torchrun that has started this process had begun the run itself, and so has restarted it.
+
+    Its count of restarts does not tell where there are several nodes: each counts only those that it caused, and rank
+    0's may have caused none. It has to help out only where the system does not tell one torchrun from the next.
+
+    True on the node that rank 0 was on. If rank 0 has moved to another, as one was lost, the run is not known there.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or not (folder / LAUNCH).is_file():
+        return False
+    tells = bool(_started(os.getppid())) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return tells and (folder / LAUNCH).read_text() == launch()
+
+
+def _started(process_id: int) -> str:
+    """When a process has started: the system's current boot, and clock ticks since; empty but on Linux."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        # The program's name, in parentheses, may hold blanks; the start is the 22nd word, of proc(5).
+        return f"{boot} {Path(f'/proc/{process_id}/stat').read_text().rpartition(')')[2].split()[19]}"
+    except OSError:
+        return ""
 
 
 def _is_trifle(path: Path) -> bool:

@@ -23,10 +23,11 @@ from training.data import (
     provide_dataset,
     tokenizer_file,
 )
-from training.digests import data_order_digest, file_digest, validation_digest
+from training.digests import data_order_digest, validation_digest
 from training.distributed import Group
 from training.document_rows import AnyRows
 from training.errors import UserError
+from training.file_digest import file_digest
 from training.gradients import gradient_sums
 from training.hub.background_upload import BackgroundUploads, remove_held
 from training.layout import plan_layout

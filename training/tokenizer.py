@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from tqdm import tqdm
 
-from training.errors import UserError, in_one_line
+from training.errors import UserError, one_line
+from training.json_file import read_json_object
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER = "tokenizer.json"
@@ -31,13 +32,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """
     if not os.path.isfile(path):  # also where the name is too long for one
         raise UserError(
-            f"{in_one_line(path)}: no such file; a tokenizer.json belongs there; copy it there or set data.tokenizer"
+            f"{one_line(path)}: no such file; a tokenizer.json belongs there; copy it there or set data.tokenizer"
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(
-            f"{in_one_line(path)}: not a tokenizer.json that tokenizers can read ({in_one_line(error)}); replace the "
+            f"{one_line(path)}: not a tokenizer.json that tokenizers can read ({one_line(error)}); replace the "
             "file, or remove it where it was downloaded, to have it downloaded again"
         ) from error
     tokenizer.no_padding()
@@ -118,10 +119,7 @@ def end_of_text_id(tokenizer: Tokenizer, description: Path) -> int | None:
         UserError: the description is damaged, or names what is no id.
     """
     if description.is_file():
-        try:
-            recorded = json.loads(description.read_text(encoding="utf-8")).get("end_of_text")
-        except (ValueError, AttributeError, RecursionError) as error:
-            raise UserError(f"{description}: is not a description of a dataset ({error}); restore the file") from None
+        recorded = read_json_object(description, "restore the file").get("end_of_text")
         if recorded is not None:
             if type(recorded) is not int or not 0 <= recorded < 2**32:
                 raise UserError(

@@ -1,6 +1,10 @@
-"""Training in processes of its own, started from here, which end with this one."""
+"""Training in processes of its own, started from here, which end with this one.
+
+This is the side of whoever starts torchrun; launcher.py is that of the workers, which torchrun has started.
+"""
 
 import ctypes
+import os
 import signal
 import subprocess
 import sys
@@ -23,7 +27,7 @@ def training_command(run: str, datasets: Path, processes: int, *options: str) ->
 
 @contextmanager
 def started(command: Sequence[str], errors: int | IO[str]) -> Iterator["subprocess.Popen[str]"]:
-    """A command that runs as long as the block, which has to wait for it; left early, the block ends it.
+    """A command that runs beside the block. The block must wait for it; if the block raises, it is ended.
 
     Args:
         command: as `training_command` makes it. Its output is dropped.
@@ -41,13 +45,20 @@ def started(command: Sequence[str], errors: int | IO[str]) -> Iterator["subproce
 
 
 def what_it_said(errors: str) -> str:
-    """Of what a failed run wrote, the sentence that it ended with, or else the end."""
-    return next((line for line in errors.splitlines() if line.startswith("error: ")), errors[-2000:])
+    """Of what a failed run wrote, the sentence that it ended with, or else the last line; empty if it wrote nothing."""
+    lines = [line.strip() for line in reversed(errors.splitlines()) if line.strip()]
+    return next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
 
 
-def _end_with_parent() -> Callable[[], object] | None:
+def _end_with_parent() -> Callable[[], None] | None:
     """What a new process does first: if this one is killed, it is asked to end. Only Linux can; elsewhere nothing."""
     if sys.platform != "linux":
         return None
-    prctl = ctypes.CDLL(None).prctl
-    return lambda: prctl(SET_SIGNAL_AT_PARENTS_END, signal.SIGTERM)
+    prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
+
+    def ask() -> None:
+        prctl(SET_SIGNAL_AT_PARENTS_END, signal.SIGTERM)
+        if os.getppid() != parent:  # it was killed before it could be asked about
+            os._exit(1)
+
+    return ask

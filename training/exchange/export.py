@@ -23,7 +23,7 @@ from training.config import RunConfig
 from training.errors import RunError, UserError
 from training.exchange.export_check import check_folder
 from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
-from training.exchange.left_behind import remove_left_behind
+from training.left_behind import remove_left_behind
 from training.preparation.dataset_files import staged_folder
 from training.restore import load_model
 from training.tokenizer import end_of_text_id, ids_without_token, load_tokenizer

@@ -21,7 +21,7 @@ from training.config import RunConfig
 from training.errors import RunError, UserError
 from training.exchange.export import Dtype, Exported, read_vocabulary, refuse_what_exists, rounded_model
 from training.exchange.gpt2_format import LAYER_NORM_EPSILON, Names, renamed_and_fused
-from training.exchange.left_behind import partial_path, remove_left_behind
+from training.left_behind import partial_path, remove_left_behind
 
 GPT2 = Names(
     once={

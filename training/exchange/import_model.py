@@ -1,6 +1,5 @@
 """Imports a model that was trained elsewhere, as a run of ours that was stopped before its first step."""
 
-import hashlib
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from training.config_check import config_from_mapping
 from training.config_file import load_run_config
 from training.errors import RunError, UserError, one_line
 from training.exchange.foreign_model import TOKENIZER, WEIGHTS, ForeignModel, read_foreign_model, read_foreign_tokenizer
+from training.file_digest import file_digest
 from training.hub.hub_client import download_model
 from training.preparation.dataset_files import staged_folder
 from training.run_folder import CONFIG, METRICS
@@ -130,11 +130,7 @@ def imported_config(run: RunConfig, name: str, model: GPTConfig, keeps_tokenizer
 
 def _digests(folder: Path) -> dict[str, str]:
     files = sorted(path for path in folder.glob("*") if path.suffix in (".safetensors", ".json") and path.is_file())
-    digests = {}
-    for path in files:
-        with path.open("rb") as file:
-            digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return digests
+    return {path.name: file_digest(path) for path in files}
 
 
 def _keep_tokenizer(folder: Path, tokenizer: Tokenizer, destination: Path) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from training.errors import UserError
+from training.json_file import strict_json
 
 if TYPE_CHECKING:
     from training.laboratory.comparison import Comparison
@@ -91,9 +92,8 @@ def print_weights_difference(checkpoints: list[str], form: str) -> None:
         raise UserError(f"--weights: compares two checkpoints or .safetensors files, got {len(checkpoints)}; give two")
     if form not in ("terminal", "json"):
         raise UserError(f"--format: must be one of terminal, json with --weights, got {form!r}")
-    from training.cli import to_json
     from training.config import REPOSITORY
     from training.laboratory.weights_difference import as_mapping, compare_weights, describe
 
     difference = compare_weights(checkpoints[0], checkpoints[1], REPOSITORY / "checkpoints")
-    print(to_json(as_mapping(difference)) if form == "json" else "\n".join(describe(difference)))
+    print(strict_json(as_mapping(difference)) if form == "json" else "\n".join(describe(difference)))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal, get_args
 
+from training.json_file import strict
 from training.laboratory.comparability import UNITS
 from training.laboratory.comparison import Comparison, Row, Run
 from training.laboratory.statistics import CONFIDENCE
@@ -140,7 +141,7 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
         "measure": comparison.measure,
         "unit": UNITS[comparison.measure],
         "confidence": CONFIDENCE,
-        "rows": [{key: _plain(value) for key, value in vars(row).items()} for row in comparison.rows],
+        "rows": [{key: strict(value) for key, value in vars(row).items()} for row in comparison.rows],
         "runs": [_run_values(run) for run in comparison.runs],
         "remarks": list(comparison.remarks),
     }
@@ -149,17 +150,11 @@ def comparison_values(comparison: Comparison) -> dict[str, Any]:
 def _run_values(run: Run) -> dict[str, Any]:
     result = run.result
     apart = ("config", "digests", "folder", "metrics")
-    values = {key: _plain(value) for key, value in vars(result).items() if key not in apart}
+    values = {key: strict(value) for key, value in vars(result).items() if key not in apart}
     return {**values, **{f"{key}_sha256": value for key, value in asdict(result.digests).items()}} | {
         "folder": str(result.folder),
         "obstacle": run.obstacle,
     }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return list(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _csv(comparison: Comparison) -> str:

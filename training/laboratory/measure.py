@@ -38,7 +38,8 @@ def measure_missing(results: Sequence[RunResult], datasets: Path) -> bool:
 def _measure(result: RunResult, datasets: Path) -> None:
     from training.checkpoint_evaluation import evaluate_checkpoint
     from training.data import open_validation
-    from training.digests import file_digest, validation_digest
+    from training.digests import validation_digest
+    from training.file_digest import file_digest
     from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
 
     checkpoint, config = find_checkpoint_and_config(str(result.folder.resolve()))

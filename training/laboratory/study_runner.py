@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from training import lock
 from training.config import config_mapping
+from training.config_check import refuse_fp16_without_gpu
 from training.config_file import shown
 from training.data import open_training_data, open_validation, provide_dataset
 from training.errors import UserError
@@ -60,11 +61,8 @@ def check_machine(study: Study, processes: int, microbatch: int | None, gpus: in
         )
     for run in study.runs:
         plan_layout(run.config.batch, processes, microbatch, run.config.bitwise)
-        if run.config.precision.amp == "fp16" and not gpus:
-            raise UserError(
-                f"{shown(study.path)}: {run.name}: precision.amp fp16 needs a GPU; run this study where there is one, "
-                "or one whose `set` has precision: {amp: bf16}"
-            )
+        elsewhere = "run this study where there is one, or one whose `set` has precision: {amp: bf16}"
+        refuse_fp16_without_gpu(run.config.precision, gpus > 0, elsewhere, f"{shown(study.path)}: {run.name}: ")
 
 
 def open_data(study: Study, datasets: Path) -> None:

@@ -63,7 +63,7 @@ def compare_weights(first: str, second: str, checkpoints: Path) -> WeightsDiffer
     Raises:
         UserError: there is no such checkpoint, or a file is not whole.
     """
-    from training.digests import file_digest
+    from training.file_digest import file_digest
 
     files = (weights_file(first, checkpoints), weights_file(second, checkpoints))
     digests = (file_digest(files[0]), file_digest(files[1]))

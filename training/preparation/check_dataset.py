@@ -1,6 +1,5 @@
 """`isobatch prepare --check`: whether the files of a dataset are whole, and say the same as its description."""
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from training.errors import UserError, in_one_line
-from training.preparation.dataset_files import SPLITS, file_digest, fingerprint
+from training.errors import UserError, one_line
+from training.file_digest import file_digest
+from training.json_file import read_json_object
+from training.preparation.dataset_files import SPLITS, fingerprint
 from training.rows import CHECKED_AT_ONCE, TokenFile
 from training.tokenizer import end_of_text_id, load_tokenizer
 
@@ -73,9 +74,7 @@ def check_dataset(folder: Path) -> CheckedDataset:
         UserError: there is no such folder.
     """
     if not os.path.isdir(folder):
-        raise UserError(
-            f"{in_one_line(folder)}: there is no such folder; it must be that of a dataset; correct the path"
-        )
+        raise UserError(f"{one_line(folder)}: there is no such folder; it must be that of a dataset; correct the path")
     checked = CheckedDataset(str(folder))
     description: dict[str, Any] = {}
     with checked.collecting():
@@ -100,14 +99,12 @@ def _read_description(path: Path) -> dict[str, Any]:
     """A dataset.json; empty, where there is none."""
     if not path.exists():
         return {}
-    try:
-        description: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        numbers = [description.get(key) for key in ("vocab_size", "end_of_text")]
-        entries = list(description.get("splits", {}).values())
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path}: is not a description of a dataset ({error}); {AGAIN}") from None
+    description = read_json_object(path, AGAIN)
+    numbers = [description.get(key) for key in ("vocab_size", "end_of_text")]
     numbers_are_right = all(number is None or type(number) is int for number in numbers)  # not isinstance: no bool
-    if not numbers_are_right or not all(isinstance(entry, dict) for entry in entries):
+    splits = description.get("splits", {})
+    splits_are_right = isinstance(splits, dict) and all(isinstance(entry, dict) for entry in splits.values())
+    if not numbers_are_right or not splits_are_right:
         raise UserError(f"{path}: its vocab_size, end_of_text or splits are not those of a description; {AGAIN}")
     if "fingerprint" in description and description.get("end_of_text") is None:
         raise UserError(f"{path}: has a fingerprint but no end_of_text, over which it would be; {AGAIN}")

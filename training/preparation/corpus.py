@@ -13,8 +13,9 @@ from typing import Any
 from tqdm import tqdm
 
 from training.errors import UserError
+from training.file_digest import file_digest
 from training.preparation.contamination import NgramWriter, open_ngrams, shares_ngram
-from training.preparation.dataset_files import file_digest, fingerprint, fraction_of, token_type, write_description
+from training.preparation.dataset_files import fingerprint, fraction_of, token_type, write_description
 from training.preparation.document_reader import read_documents
 from training.preparation.sources import Source
 from training.preparation.staging import Progress, Staging, staging

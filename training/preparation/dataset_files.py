@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from training.errors import RunError, UserError, in_one_line
+from training.errors import RunError, UserError, one_line
+from training.file_digest import file_digest
+from training.left_behind import is_left_behind
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 TokenType = np.dtype[np.unsignedinteger[Any]]
@@ -176,12 +178,6 @@ def publish(folder: Path, destination: Path) -> None:
     bring_to_disk(destination.parent)
 
 
-def file_digest(path: Path) -> str:
-    """sha256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def fingerprint(tokenizer: str, end_of_text: int, splits: Mapping[str, Mapping[str, Any]]) -> str:
     """A sha256 over what fixes all that a run sees of a dataset.
 
@@ -206,7 +202,7 @@ def refuse_existing(destination: Path) -> None:
     """
     if destination.name in ("", "..") or not destination.name.isprintable():
         raise UserError(
-            f"{in_one_line(destination)}: is not the name of a new folder; give one that is, such as datasets/mine"
+            f"{one_line(destination)}: is not the name of a new folder; give one that is, such as datasets/mine"
         )
     if not os.path.lexists(destination):
         return
@@ -223,7 +219,7 @@ def staged_folder(destination: Path, keep_other: bool = False) -> Iterator[Path]
     """Gives a hidden folder beside `destination` that takes its name once it is complete.
 
     So a dataset is there in whole or not at all. On an exception the hidden folder is removed; one left by a
-    killed process goes when the next one starts.
+    killed process goes when the next one starts, an hour later or more.
 
     Args:
         destination: the new folder.
@@ -242,7 +238,7 @@ def staged_folder(destination: Path, keep_other: bool = False) -> Iterator[Path]
         destination.parent.mkdir(parents=True, exist_ok=True)
         for other in destination.parent.iterdir():
             process_id = other.name.removeprefix(prefix)
-            if process_id != other.name and (other == folder or not _is_running(process_id)):
+            if process_id != other.name and (other == folder or is_left_behind(other, process_id)):
                 shutil.rmtree(other, ignore_errors=True)
         folder.mkdir()
     except OSError as error:
@@ -263,13 +259,3 @@ def staged_folder(destination: Path, keep_other: bool = False) -> Iterator[Path]
         raise RunError(f"{destination}: cannot be written ({error}); make room, or choose another folder") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _is_running(process_id: str) -> bool:
-    try:
-        os.kill(int(process_id), 0)  # signal 0 only asks
-    except ProcessLookupError:
-        return False
-    except (PermissionError, ValueError):  # another user's, or not a name of ours
-        return True
-    return True

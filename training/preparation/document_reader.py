@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.errors import RunError, UserError, in_one_line
+from training.errors import RunError, UserError, one_line
 from training.preparation.sources import SourceFile
 
 LARGEST_DOCUMENT = 64 * 2**20
@@ -110,7 +110,7 @@ def check_text(key: str, text: object) -> str:
 
 def some_of(names: Iterable[str]) -> str:
     """The first of some names from a file, each as far as a sentence has room for it."""
-    return ", ".join(in_one_line(name[:40]) for name in islice(names, 9))
+    return ", ".join(one_line(name[:40]) for name in islice(names, 9))
 
 
 def _text_of(record: dict[str, Any], key: str) -> str:
@@ -189,7 +189,7 @@ def _raw_chunks(path: Path, progress: Progress) -> Iterator[bytes]:
 
 
 def _disk_fails(path: Path, error: OSError) -> RunError:
-    return RunError(f"{in_one_line(path)}: cannot be read ({error.strerror}); then the same command goes on")
+    return RunError(f"{one_line(path)}: cannot be read ({error.strerror}); then the same command goes on")
 
 
 def _decompressed(raw: Iterator[bytes], new: Callable[[], Decompressor], padding: bytes) -> Iterator[bytes]:
@@ -239,7 +239,7 @@ def _parquet_texts(file: SourceFile, key: str, progress: Progress) -> Iterator[s
         if isinstance(error, OSError) and error.errno is not None:  # pyarrow's own, of a damaged file, has none
             raise _disk_fails(file.path, error) from error
         raise UserError(
-            f"{file.label}: cannot be read after row {row:,} ({in_one_line(error)}); fetch or make it again"
+            f"{file.label}: cannot be read after row {row:,} ({one_line(error)}); fetch or make it again"
         ) from error
     progress(size - told)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from training.errors import UserError, in_one_line
-from training.preparation.dataset_files import file_digest
+from training.errors import UserError, one_line
+from training.file_digest import file_digest
 
 FORMATS = {
     **dict.fromkeys((".txt", ".text", ".md"), "text"),
@@ -48,7 +48,7 @@ class SourceFile:
     @property
     def label(self) -> str:
         """Its path, as messages name it."""
-        return in_one_line(self.path)
+        return one_line(self.path)
 
     @property
     def state(self) -> list[str | int]:
@@ -109,7 +109,7 @@ def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequenc
 
 
 def _find(source: str, revision: str | None, patterns: Sequence[str]) -> Source:
-    path, said = Path(source), in_one_line(source)
+    path, said = Path(source), one_line(source)
     # Not pathlib's questions, which a name too long for any file would end.
     if os.path.isdir(source):
         chosen = choose_files(source, list(_files_of(path)), patterns)
@@ -137,7 +137,7 @@ def _files_of(folder: Path) -> Iterator[str]:
 
     def refuse(error: OSError) -> None:
         raise UserError(
-            f"{in_one_line(error.filename)}: cannot be looked into ({error.strerror}); its files would be left out; "
+            f"{one_line(error.filename)}: cannot be looked into ({error.strerror}); its files would be left out; "
             "allow it, or name as sources what to read beside it"
         )
 
@@ -146,7 +146,7 @@ def _files_of(folder: Path) -> Iterator[str]:
         links = [name for name in folders if os.path.islink(os.path.join(place, name))]
         if links:
             raise UserError(
-                f"{in_one_line(os.path.join(place, links[0]))}: is a link to a folder, which is not followed; its "
+                f"{one_line(os.path.join(place, links[0]))}: is a link to a folder, which is not followed; its "
                 "files would be left out; name that folder as a source of its own, and those beside the link"
             )
         yield from (Path(place, name).relative_to(folder).as_posix() for name in files)
@@ -192,9 +192,9 @@ def choose_files(source: str, names: Sequence[str], patterns: Sequence[str]) -> 
         chosen = [name for name in visible if any(_is_chosen(name, pattern) for pattern in patterns)]
     if not chosen:
         which = f"no file that matches {' or '.join(patterns)} and can be read" if patterns else "no file to read"
-        some = ", ".join(map(in_one_line, sorted(visible)[:5])) or "nothing"
+        some = ", ".join(map(one_line, sorted(visible)[:5])) or "nothing"
         raise UserError(
-            f"{in_one_line(source)}: has {which}, only {some}; read are {READABLE}; name other files with --files"
+            f"{one_line(source)}: has {which}, only {some}; read are {READABLE}; name other files with --files"
         )
     _check_packages(chosen)
     return sorted(chosen)
@@ -213,9 +213,7 @@ def _check_packages(names: Sequence[str]) -> None:
         suffix, compression = _suffixes(name)
         package = PACKAGES.get(compression or FORMATS.get(suffix, "text"))
         if package and importlib.util.find_spec(package) is None:
-            raise UserError(
-                f"{in_one_line(name)}: needs the package {package}; install it with: pip install -e '.[data]'"
-            )
+            raise UserError(f"{one_line(name)}: needs the package {package}; install it with: pip install -e '.[data]'")
 
 
 def _suffixes(name: str) -> tuple[str, str]:

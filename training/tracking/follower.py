@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +51,7 @@ class Rows:
             tags = {"train": TRAIN, "validation": VALIDATION}.get(row["kind"], {})
             values = {tag: float(row[key]) for key, tag in tags.items() if row[key] is not None}
             if values:
-                points.append(Point(row["step"], self._seconds, values))
+                points.append(Point(row["kind"], row["step"], self._seconds, values))
         return points
 
 
@@ -61,20 +61,27 @@ class Shown:
 
     path: Path
     run_id: str
-    last_step: int
+    last_steps: dict[str, int]
+    """Of each kind of point: "train" may be far ahead of "validation", which a kill in its evaluation leaves out."""
 
     @classmethod
     def read(cls, path: Path, run: str) -> "Shown":
         """What there is, or a new id."""
         if not path.exists():
-            return cls(path, f"{run}-{os.urandom(4).hex()}", 0)
+            return cls(path, f"{run}-{os.urandom(4).hex()}", {})
         content = json.loads(path.read_bytes())
-        return cls(path, str(content["id"]), int(content["last_step"]))
+        return cls(path, str(content["id"]), {kind: int(step) for kind, step in content["last_steps"].items()})
 
-    def write(self) -> None:
-        """Replaces the file."""
+    def has(self, point: Point) -> bool:
+        """Whether the tracker has been given one of its kind and its step, or of a later one."""
+        return point.step <= self.last_steps.get(point.kind, 0)
+
+    def add(self, points: Sequence[Point]) -> None:
+        """Takes down what the tracker is about to be given: what may have arrived is never sent again."""
+        self.last_steps |= {point.kind: point.step for point in points}
         beside = self.path.with_name(f".{self.path.name}.new")
-        beside.write_text(json.dumps({"id": self.run_id, "last_step": self.last_step}) + "\n", encoding="utf-8")
+        content = {"id": self.run_id, "last_steps": self.last_steps}
+        beside.write_text(json.dumps(content) + "\n", encoding="utf-8")
         beside.replace(self.path)
 
 
@@ -102,7 +109,7 @@ def follow(about: About, training: Training, say: Say) -> None:
         shown = Shown.read(folder / f"{name}.json", about.run)
         tracker = open_tracker(about, shown.run_id)
         say(f"{name}: {tracker.where}")
-        has = shown.last_step if tracker.remembers else 0
+        has = max(shown.last_steps.values(), default=0) if tracker.remembers else 0
         if about.step < has:
             say(f"{name}: keeps steps {about.step + 1:,} to {has:,} as they were before; it goes on behind them")
         with (Path(about.folder) / "metrics.jsonl").open("rb") as file:
@@ -110,9 +117,8 @@ def follow(about: About, training: Training, say: Say) -> None:
             while True:
                 last_look = training.ended.is_set()
                 points = rows.next()
-                if new := [point for point in points if point.step > has]:
-                    shown.last_step = new[-1].step
-                    shown.write()  # first: what may have arrived is not sent again
+                if new := [point for point in points if not (tracker.remembers and shown.has(point))]:
+                    shown.add(new)
                     tracker.send(new)
                 if last_look and not points:
                     break
@@ -139,7 +145,7 @@ def main() -> None:
         signal.signal(ignored, lambda *_: None)
     os.nice(10)  # the cores are for training
     orders = os.fdopen(os.dup(0), "rb", buffering=0)  # unbuffered: no lock is held where a thread waits for it
-    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
+    answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
     about = About(**json.loads(orders.readline()))
 
     def say(text: str) -> None:

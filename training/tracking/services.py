@@ -42,6 +42,8 @@ class About:
 class Point(NamedTuple):
     """What a step, or a validation after it, has measured."""
 
+    kind: str
+    """train or validation."""
     step: int
     seconds: float
     """Of training, since the run's beginning."""
@@ -95,7 +97,7 @@ class TensorBoard:
             path.unlink()
 
     def send(self, points: Sequence[Point]) -> None:
-        self._file.write(b"".join(scalars(self._began + time, step, values) for step, time, values in points))
+        self._file.write(b"".join(scalars(self._began + point.seconds, point.step, point.values) for point in points))
         self._file.flush()
 
     def close(self, complete: bool) -> None:

@@ -101,13 +101,16 @@ class Trackers:
             patience=SECONDS_TO_FINISH,
             config=config_mapping(self._config),
         )
+        path = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "training.tracking.follower"],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *_python_path()])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *path])},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            encoding="utf-8",  # as the follower's, whatever the locale
+            errors="replace",
             start_new_session=True,  # Ctrl-C is for training, which then ends, and that is how a tracker hears of it
         )
         assert process.stdin is not None, "it was asked for"
@@ -125,7 +128,3 @@ class Trackers:
         status = process.wait()
         if status not in (0, -signal.SIGKILL if self._closing else 0):
             self._log.say(f"{name}: its process has ended with status {status}; training goes on without it")
-
-
-def _python_path() -> list[str]:
-    return [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]

@@ -5,7 +5,11 @@ import os
 import re
 import shutil
 import socket
+import time
 from pathlib import Path
+
+SECONDS_OF_SILENCE = 3600.0
+"""After which nobody writes any more."""
 
 
 def partial_path(output: Path) -> Path:
@@ -26,7 +30,7 @@ def remove_left_behind(folder: Path) -> None:
         return
     for path in entries:
         match = ours.fullmatch(path.name)
-        if match is None or _is_running(int(match[1])):
+        if match is None or not is_left_behind(path, match[1]):
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -35,11 +39,29 @@ def remove_left_behind(folder: Path) -> None:
                 path.unlink()
 
 
-def _is_running(process_id: int) -> bool:
+def is_left_behind(path: Path, process_id: str) -> bool:
+    """Whether what a process of this machine was writing is not written any more.
+
+    The process must be gone and have been silent for an hour: containers may share a host's name and a folder, but do
+    not see each other's processes.
+    """
+    return not _is_running(process_id) and time.time() - _last_written(path) > SECONDS_OF_SILENCE
+
+
+def _last_written(path: Path) -> float:
+    """When anything in it was, in seconds since 1970."""
+    latest = 0.0
+    for part in (path, *path.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # it has just been renamed
+            latest = max(latest, part.lstat().st_mtime)
+    return latest
+
+
+def _is_running(process_id: str) -> bool:
     try:
-        os.kill(process_id, 0)  # signal 0 only asks
+        os.kill(int(process_id), 0)  # signal 0 only asks
     except ProcessLookupError:
         return False
-    except (PermissionError, OverflowError):  # another user's, or no process id
+    except (PermissionError, OverflowError, ValueError):  # another user's, or no process id
         return True
     return True
