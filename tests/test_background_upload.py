@@ -115,6 +115,7 @@ def wait_for(hub: FakeHub, requests: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_one_at_a_time_and_the_newest_wins(hub: FakeHub, uploader: Uploader, run: Path) -> None:
     """While the first is under way two more come; the checkpoints themselves may go at once."""
     hub.fail("/commit/", delay=1.0, times=1)

@@ -142,6 +142,7 @@ def summed(group: Group, steps: Steps, accumulation: int) -> tuple[StepRecord, l
     return record, model.head.weight.grad[:4, 0].tolist()
 
 
+@pytest.mark.slow
 def test_g07_the_gradient_of_a_sum_grows_with_the_targets() -> None:
     """10 targets of class 0 and 100 of class 3: 110 times the mean's gradient, and exactly twice that for twice them.
 

@@ -313,7 +313,9 @@ def test_what_cannot_be_sampled(place: Workplace, command: Command, tmp_path: Pa
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset.json").write_text("[1]")
     tokenizer = ("--tokenizer", place.datasets / "data" / "tokenizer.json")
-    assert "dataset.json: must be a JSON object" in command("sample", folder, PROMPT, *tokenizer, "--datasets", tmp_path, status=2)
+    assert "dataset.json: must be a JSON object" in command(
+        "sample", folder, PROMPT, *tokenizer, "--datasets", tmp_path, status=2
+    )
 
 
 def test_r95_a_row_that_stands_for_no_token_is_never_drawn(command: Command, tmp_path: Path) -> None:

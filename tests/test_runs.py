@@ -286,6 +286,7 @@ def train_as_node(config: str, datasets: Path, output: Path, counts: tuple[int, 
     train_in_folder(config, datasets, output, {"stop_after": stop})
 
 
+@pytest.mark.slow
 def test_a_restart_of_several_nodes_goes_on(workplace: Workplace) -> None:
     """Whoever's worker failed: no rank waits for another for ever, and the run is known as this launch's."""
     config = str(workplace.write_config(evaluation={"every": None}))
@@ -314,6 +315,7 @@ def test_a_restart_by_torchrun_repeats_a_refusal(
         workplace.train_here(config, resume="step_00000003")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [None, ""])
 def test_metrics_that_are_gone_are_told(
     workplace: Workplace, capsys: pytest.CaptureFixture[str], content: str | None
@@ -352,6 +354,7 @@ def test_other_data_are_refused_on_resume(workplace: Workplace) -> None:
         workplace.train_here(config, resume="latest")
 
 
+@pytest.mark.slow
 def test_a_run_killed_before_its_report_gets_it(workplace: Workplace) -> None:
     """All steps are done and saved, the end is not recorded: resuming records it."""
     config = workplace.write_config(evaluation={"every": None})
@@ -365,6 +368,7 @@ def test_a_run_killed_before_its_report_gets_it(workplace: Workplace) -> None:
     assert run.of_kind("event")[-1]["event"] == "finished"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_sentence(workplace: Workplace) -> None:
     """A checkpoint that cannot be written ends the run with status 1; the one before is as it was."""
     config = workplace.write_config(evaluation={"every": None}, checkpoint={"every": 2})

@@ -210,6 +210,7 @@ def ask(hub: FakeHub, home: Path, *questions: tuple[str, str | None, list[str]],
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_repository_s_files_come_from_one_commit_into_the_cache(hub: FakeHub, tmp_path: Path) -> None:
     """By revision and pattern; what is there is not fetched again, and offline it is enough. What cannot be had is
     refused in a sentence."""

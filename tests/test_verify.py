@@ -134,6 +134,7 @@ def test_interrupted_it_says_so_and_ends_what_it_started(workplace: Workplace) -
     assert sorted(path.name for path in workplace.folder.iterdir()) == ["datasets", "run.yaml"]
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_before_anything_starts(workplace: Workplace) -> None:
     bad = verify(workplace, "--set", "reproducibility=bitwise", "--layout", "1", "--layout", "1x2")
     assert (bad.returncode, bad.stdout) == (2, "")
