@@ -63,7 +63,7 @@ def commands() -> list[str]:
     """The commands of README that start our own programs."""
     lines = [line.split("  #")[0].strip() for language, text in BLOCKS if not language for line in text.splitlines()]
     parts = [part.strip() for line in lines for part in line.split("&&")]
-    return [part for part in parts if part.startswith(("torchrun", "python ddp_train.py", "isobatch"))]
+    return [part for part in parts if part.startswith(("torchrun ", "python ddp_train.py ", "isobatch "))]
 
 
 @pytest.mark.slow
