@@ -88,14 +88,16 @@ def test_what_a_whole_run_says(tmp_path: Path) -> None:
 
 
 def test_the_times_to_come() -> None:
-    """Half a second a step, evaluations of 4 s after each 5 steps, checkpoints of 2 s after each 10, of 20."""
+    """Half a second a step, evaluations of 4 s after each 5 steps; checkpoints after each 10, of 20, stop training for
+    half a second and take another 2 s to be written."""
     rows = [begin(0, "start", 1), *map(train_row, range(1, 6)), validation_row(5, 4.0, seconds=4.0)]
     run = taken(
-        [*rows, event(5, "checkpoint", checkpoint="step_00000005", best=True, seconds=2.0)], CONFIG_WITH_INTERVALS
+        [*rows, event(5, "checkpoint", checkpoint="step_00000005", best=True, seconds=2.0, stall=0.5)],
+        CONFIG_WITH_INTERVALS,
     )
     assert run.best == (5, 4.0)
     assert run.pace is not None
-    assert run.pace.seconds_left(5) == 15 * 0.5 + 3 * 4 + 2 * 2
+    assert run.pace.seconds_left(5) == 15 * 0.5 + 3 * 4 + 2 * 0.5 + 2
     assert run.pace.next_evaluation(5) == (10, 2.5)
 
 
