@@ -4,14 +4,12 @@ import dataclasses
 import json
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import Workplace
 from safetensors.torch import load_file
 from small_checkpoints import IDS, TINY, adamw, state_at, train
 
@@ -207,16 +205,3 @@ def test_saving_takes_the_copy_and_no_more(tmp_path: Path, writer: CheckpointWri
         writer.take(model, optimizer, state_at(step), upload=False)
         writer.wait()
         assert memory("VmHWM") - before <= most
-
-
-def test_a_disk_that_fails_ends_the_run_on_all_ranks(workplace: Workplace) -> None:
-    """R06: no rank waits for another; the last checkpoint is as it was."""
-    config = workplace.write_config(evaluation={"every": None}, checkpoint={"every": 2})
-    run = workplace.train_here(config, stop_after=2)
-    obstruct(run.folder, 4)
-    began = time.monotonic()
-    with pytest.raises(Exception, match="step 4 could not be saved"):
-        workplace.train_on_ranks(config, 2, resume="latest")
-    assert time.monotonic() - began < 120
-    assert problem_of(run.folder / "step_00000002") is None
-    assert os.readlink(run.folder / "latest") == "step_00000002"

@@ -101,6 +101,15 @@ def test_the_times_to_come() -> None:
     assert run.pace.next_evaluation(5) == (10, 2.5)
 
 
+def test_a_checkpoint_is_recorded_after_later_steps_and_evaluations() -> None:
+    """It is when it is whole: the best is the validation of its own step, not the last one."""
+    rows = [begin(0, "start", 1), *map(train_row, range(1, 6)), validation_row(5, 4.0), train_row(6)]
+    rows += [validation_row(6, 4.5), train_row(7), event(5, "checkpoint", checkpoint="step_00000005", best=True)]
+    run = taken(rows)
+    assert (run.step, run.validation, run.best) == (7, (6, 4.5), (5, 4.0))
+    assert run.events[-1] == "step 5: saved step_00000005, the best so far"
+
+
 def test_a_run_that_says_little() -> None:
     nothing = taken([])
     assert (nothing.last, nothing.pace, nothing.best, nothing.ending) == (None, None, None, None)

@@ -238,7 +238,7 @@ def test_a_validation(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_time_left_knows_of_evaluations_and_checkpoints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """8 steps of 0.5 s, evaluations of 20 s after 4, 8 and 10; 1 s of waiting after 5 and 10, and then 6 s of writing."""
+    """8 steps of 0.5 s, evaluations of 20 s after 4, 8 and 10; 1 s of waiting after 5 and 10, then 6 s of writing."""
     log = RunLog(path, True, 10, None, 4, 5)
     log.start(0, 0.0, 0)
     log.validation(0, Evaluated(6144.0, 2048, None), 20.0, None)
