@@ -146,6 +146,7 @@ def publish_for_ever(run_folder: Path) -> None:
         (run_folder / "reported").write_text(str(step))
 
 
+@pytest.mark.slow
 def test_kills_at_random_moments_of_saves(tmp_path: Path) -> None:
     """R01: `latest` is never half there, nor older than the last one published; the next process goes on from it."""
     moments = random.Random(1)

@@ -381,7 +381,7 @@ def test_a_full_disk_is_one_sentence(workplace: Workplace) -> None:
     assert time.time() - (run.folder / "metrics.jsonl").stat().st_mtime < 30
     assert done.returncode == 1, done.stderr
     assert done.stderr.count("step 4 could not be saved") == 2, "a warning, and the end"
-    assert f"{REPOSITORY}/" not in done.stderr, "no trace of ours; the launcher shows its own"
+    assert f'File "{REPOSITORY}' not in done.stderr, "no trace of ours; the launcher shows its own"
     assert files_of(run.folder / "step_00000002") == before
     assert os.readlink(run.folder / "latest") == "step_00000002"
 

@@ -7,7 +7,8 @@
         manifest.json                  size and sha256 of the other three
     checkpoints/<run>/{latest,best}    relative symbolic links
 
-One process writes, one checkpoint at a time. Nothing is ever pickled or unpickled. training/restore.py loads them.
+One process writes, one checkpoint at a time (training/checkpoint_writer.py says when). Nothing is ever pickled or
+unpickled. training/restore.py loads them.
 """
 
 import dataclasses
