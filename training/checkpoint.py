@@ -57,6 +57,7 @@ class TrainingState:
     scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
     data: str  # fingerprint of the training file
     config: dict[str, Any]  # the run's resolved config
+    evaluation_due: bool = False  # whether a signal has kept this step from being evaluated
 
 
 @dataclass(frozen=True)
