@@ -1,4 +1,4 @@
-"""Signals to the processes of a run, in all its phases; R51 to R56. What torchrun does with them: test_torchrun_ends.py.
+"""Signals to the processes of a run, in all its phases; R51 to R56.
 
 The ranks come from a fork server, in seconds less than torchrun's; the last tests have the launcher too.
 """
@@ -6,6 +6,7 @@ The ranks come from a fork server, in seconds less than torchrun's; the last tes
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,11 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.multiprocessing
-from conftest import Finished, Workplace
+from conftest import REPOSITORY, Finished, Workplace
 from held_up import SLOW_DISK, SLOW_READING, hold_up
 from ranks import started
-from test_runs import without_times
+from test_runs import running_workers, without_times
 
 import ddp_train
 from training.checkpoint import find_checkpoint
@@ -85,7 +87,7 @@ def write_config(workplace: Workplace) -> Path:
         data={"train_tokens": 20 * 512, "validation_tokens": 4096, "epochs": 1},
         evaluation={"every": 12, "tokens": 2560},
         checkpoint={"every": 5, "keep": 9},
-        model={"dropout": 0.1},
+        model={"emb_dim": 16, "n_heads": 2, "n_layers": 1, "dropout": 0.1},
     )
 
 
@@ -101,17 +103,17 @@ def assert_left_in_order(run: Run) -> int:
     assert first.endswith(f"interrupted after step {step}; go on with --resume latest\n")
     assert second == ""
     assert "Traceback" not in first
-    assert "arning" not in first
+    assert "Warning" not in first
     last = [event for event in run.finished.of_kind("event") if event["step"] == step]
     assert [event["event"] for event in last[-2:]] == ["checkpoint", "interrupted"]
     assert find_checkpoint(run.finished.folder, "latest").path.name == f"step_{step:08d}"
     return step
 
 
-def test_a_signal_to_one_rank_and_one_in_an_evaluation_leave_the_run_as_it_would_have_been(
+def test_interrupted_twice_a_run_is_what_it_would_have_been(
     workplace: Workplace,
 ) -> None:
-    """R52: both ranks finish the same step, which is saved once; so with SIGUSR1; then gone on with to the end."""
+    """R52: by a signal to one rank both finish the same step, which is saved once; also in an evaluation."""
     config = write_config(workplace)
     with running(workplace, config, output="whole") as run:
         assert run.statuses(120) == [0, 0], run.said()
@@ -170,12 +172,75 @@ def test_while_a_run_starts_it_ends_at_once(workplace: Workplace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as others:
         port = str(others.getsockname()[1])
         workplace.environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        importing, joining = (workplace.start(write_config(workplace)) for _ in range(2))
-        time.sleep(0.5)
-        importing.send_signal(signal.SIGINT)
-        assert importing.communicate(timeout=10) == ("", "")
-        others.settimeout(60)
-        with others.accept()[0]:
-            joining.send_signal(signal.SIGINT)
-            assert joining.communicate(timeout=10) == ("", "")
+        config = write_config(workplace)
+        with workplace.start(config) as importing, workplace.start(config) as joining:
+            try:
+                time.sleep(0.5)
+                importing.send_signal(signal.SIGINT)
+                assert importing.communicate(timeout=10) == ("", "")
+                others.settimeout(60)
+                with others.accept()[0]:
+                    joining.send_signal(signal.SIGINT)
+                    assert joining.communicate(timeout=10) == ("", "")
+            finally:
+                joining.kill()
     assert importing.returncode == joining.returncode == -signal.SIGINT
+
+
+@pytest.mark.slow
+def test_ctrl_c_under_torchrun(workplace: Workplace) -> None:
+    """R51, R56: Ctrl-C for all processes, and from torchrun once more for its workers; within seconds none is left."""
+    (workplace.folder / SLOW_READING).touch()
+    with launched(workplace, write_config(workplace)) as process:
+        signalled = time.monotonic()
+        for process_id in (process.pid, *running_workers(workplace.folder)):
+            os.kill(process_id, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - signalled < 15
+    assert process.returncode == 1
+    assert running_workers(workplace.folder) == []
+    run = Finished(1, "", errors, workplace.checkpoints / "run")
+    assert errors.count(f"interrupted after step {steps_of(run)[-1]}; go on with --resume latest\n") == 1
+    assert "destroy_process_group" not in errors
+    assert 'ddp_train.py", line' not in errors, "torchrun alone shows a trace, its own"
+    assert find_checkpoint(run.folder, "latest").path.name == f"step_{steps_of(run)[-1]:08d}"
+
+
+@pytest.mark.slow
+def test_a_save_that_takes_longer_than_torchruns_patience(workplace: Workplace) -> None:
+    """R54: it kills its workers, after three seconds instead of thirty here; the checkpoint before is the latest."""
+    workplace.environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3"}  # read by torch 2.13; others wait longer
+    (workplace.folder / SLOW_READING).touch()
+    with launched(workplace, write_config(workplace)) as process:
+        (workplace.folder / SLOW_DISK).touch()
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert running_workers(workplace.folder) == []
+    assert find_checkpoint(workplace.checkpoints / "run", "latest").path.name == "step_00000005"
+
+
+@contextmanager
+def launched(workplace: Workplace, config: Path) -> Iterator["subprocess.Popen[str]"]:
+    """A run under torchrun, on two ranks, that has saved its fifth step and goes on."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    command += [str(REPOSITORY / "tests" / "held_up.py"), str(config), str(workplace.datasets)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **workplace.environment}
+    with subprocess.Popen(
+        [*command, "--output", str(workplace.checkpoints)],
+        cwd=workplace.folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            deadline = time.monotonic() + 120
+            while not (workplace.checkpoints / "run" / "latest").exists():
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield process
+        finally:
+            process.kill()

@@ -62,7 +62,7 @@ def _be_ended_like_ctrl_c() -> None:
     Not torchrun's workers: one that waits for the others would be late to see it, and torchrun waits for all. They end
     at once, but while they train (training/interruption.py).
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ or threading.current_thread() is not threading.main_thread():
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
         return
     own = os.getpid()
 
