@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -220,11 +220,31 @@ def test_a_save_that_takes_longer_than_torchruns_patience(workplace: Workplace) 
     assert find_checkpoint(workplace.checkpoints / "run", "latest").path.name == "step_00000005"
 
 
+@pytest.mark.slow
+def test_a_process_alone(workplace: Workplace) -> None:
+    """With nohup it goes on when its terminal closes; SIGTERM is as under torchrun."""
+    (workplace.folder / SLOW_READING).touch()
+    with launched(workplace, write_config(workplace), ["nohup", sys.executable]) as process:
+        process.send_signal(signal.SIGHUP)
+        time.sleep(1.5)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    last = steps_of(Finished(1, "", errors, workplace.checkpoints / "run"))[-1]
+    assert last > 6, "the steps of a second and more"
+    assert process.returncode == 1
+    assert errors.endswith(f"interrupted after step {last}; go on with --resume latest\n")
+    assert find_checkpoint(workplace.checkpoints / "run", "latest").path.name == f"step_{last:08d}"
+
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+
 @contextmanager
-def launched(workplace: Workplace, config: Path) -> Iterator["subprocess.Popen[str]"]:
-    """A run under torchrun, on two ranks, that has saved its fifth step and goes on."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command += [str(REPOSITORY / "tests" / "held_up.py"), str(config), str(workplace.datasets)]
+def launched(
+    workplace: Workplace, config: Path, launcher: Sequence[str] = TORCHRUN
+) -> Iterator["subprocess.Popen[str]"]:
+    """A run, on two ranks unless another launcher is given, that has saved its fifth step and goes on."""
+    command = [*launcher, str(REPOSITORY / "tests" / "held_up.py"), str(config), str(workplace.datasets)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", **workplace.environment}
     with subprocess.Popen(
         [*command, "--output", str(workplace.checkpoints)],
