@@ -94,6 +94,25 @@ def test_saving_again_replaces_the_folder_and_clears_dead_writes(tmp_path: Path)
     assert torch.equal(load_model(folder)(IDS), model(IDS))
 
 
+def test_a_checkpoint_that_is_saved_again_is_there_at_every_moment(tmp_path: Path) -> None:
+    """A signal's checkpoint is saved again after the evaluation that it broke off: a kill then must not lose it."""
+    folder, done, gaps = save(tmp_path, 4), threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            gaps.append(not (folder / "manifest.json").exists())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(50):
+            save(tmp_path, 4)
+    finally:
+        done.set()
+        watcher.join()
+    assert len(gaps) > 50 and not any(gaps)
+
+
 def test_a_full_disk_is_an_os_error_and_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     """R06 with a real failure: a file-size limit stops the write in mid-file; the second attempt succeeds."""
     save(tmp_path, 4)

@@ -95,6 +95,9 @@ def test_what_lies_behind_the_resumed_step_is_cut_off(path: Path) -> None:
     content = path.read_text()
     cut_back(path, 7)
     assert path.read_text() == content
+    cut_back(path, 7, evaluation_due=True)
+    assert [line for line in lines_of(path) if (line["step"], line["kind"]) != (7, "validation")] == lines_of(path)
+    assert len(lines_of(path)) == len(lines) - 1
 
 
 def test_each_step_stands_once_after_a_resumption(path: Path) -> None:
@@ -356,6 +359,18 @@ def test_steps_are_read_together_and_in_order(group: Group) -> None:
     assert records[2].skipped
     assert records[2].overflow
     assert reader.read() == ([], 0.0)
+
+
+def test_a_wish_to_stop_is_agreed_in_a_read(group: Group) -> None:
+    """Not before: all processes know it after the same step. On several: tests/test_interruption.py."""
+    wishes: list[str] = []
+    reader = StepReader(group, lambda: bool(wishes))
+    for step, expected in ((1, False), (2, True)):
+        reader.add(step, result(8.0))
+        reader.read()
+        assert reader.must_stop is expected
+        wishes.append("stop")
+        assert reader.must_stop is expected
 
 
 def test_reads_follow_the_speed(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

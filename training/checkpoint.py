@@ -11,12 +11,14 @@ One process writes, one checkpoint at a time (training/checkpoint_writer.py says
 unpickled. training/restore.py loads them.
 """
 
+import ctypes
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -58,6 +60,7 @@ class TrainingState:
     scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
     data: str  # fingerprint of the training file
     config: dict[str, Any]  # the run's resolved config
+    evaluation_due: bool = False  # whether a signal has kept this step from being evaluated
 
 
 @dataclass(frozen=True)
@@ -158,12 +161,24 @@ def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
     except OSError:
         shutil.rmtree(partial, ignore_errors=True)  # on a full disk, others want the room
         raise
-    replaced = _set_aside(folder) if folder.exists() else None
-    partial.rename(folder)
+    replaced: Path | None = partial
+    if not (folder.exists() and _exchanged(partial, folder)):
+        replaced = _set_aside(folder) if folder.exists() else None
+        partial.rename(folder)
     _sync(run_folder)
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)
     return folder
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchanges two names in one go, so that a kill leaves no moment without either; False where that cannot be done.
+
+    Linux can, and most of its file systems.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE, of renameat2(2)
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
 
 
 def remove_dead_writes(run_folder: Path) -> None:

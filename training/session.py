@@ -81,6 +81,16 @@ class Session:
         """The model with its loss, without DDP."""
         return self.trainer.module
 
+    @property
+    def cannot_save(self) -> bool:
+        """Whether this process, the one that saves, could not write a checkpoint."""
+        return self.writer is not None and self.writer.failed
+
+    def wait_for_writer(self) -> None:
+        """Waits, on the process that saves, until the last checkpoint is written; RunError if it could not be."""
+        assert self.writer is not None, "the process that saves has a writer"
+        self.writer.wait()
+
     def end(self) -> None:
         """Ends what is shown of the progress, and the process that writes the report; also a second time."""
         self.log.close()
