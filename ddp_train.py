@@ -247,6 +247,7 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
             reader.restart_clock()
     if stop == 0:
         session.group.first("save 0", partial(save, session, state))
+    session.group.first("saved", session.wait_for_writer)  # here, where a signal does not end it yet
     return state
 
 
@@ -347,8 +348,7 @@ def save(session: Session, state: TrainingState) -> None:
 
 
 def finish(session: Session, state: TrainingState) -> None:
-    """Waits for the last checkpoint, writes and shows the result; one process does this."""
-    session.wait_for_writer()
+    """Writes and shows the result; one process does this."""
     session.end()
     text = None
     if session.tokenizer is not None:
