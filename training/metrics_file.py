@@ -193,7 +193,10 @@ def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
     beside = path.with_name(f".{path.name}.new")
-    beside.write_bytes(b"".join(kept))
+    with beside.open("wb") as file:
+        file.write(b"".join(kept))
+        file.flush()
+        os.fsync(file.fileno())  # before the old one is gone: it holds the run's whole past
     os.replace(beside, path)
 
 
