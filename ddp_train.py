@@ -25,11 +25,7 @@ import typer
 
 from model.gpt import parameter_count
 from training.changes import Changed, changes_validation
-from training.checkpoint import (
-    TrainingState,
-    publish,
-    take_snapshot,
-)
+from training.checkpoint import TrainingState
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
@@ -41,6 +37,7 @@ from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import InterruptionError, RunError, UserError
 from training.evaluation import BrokenOffError, Evaluated, evaluate
+from training.free_space import check_free_space
 from training.hub.hub_access import check_destination
 from training.hub.hub_upload import Destination
 from training.hub.push import REPLACE_AFTER_TRAINING, push_run
@@ -148,6 +145,7 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
     """Trains up to update `stop` and writes the result, or does what is missing of that; the state then. Collective."""
     group, folder = session.group, session.folder
     if opening.checkpoint is None or state.step < stop or (state.step == stop and state.evaluation_due):
+        group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
         with Interruption(group) as interruption:
             group.first("begin", lambda: begin(folder, opening))
             announce(session, opening, state)
@@ -225,7 +223,8 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
     config = session.config
     if state.evaluation_due:
         state = catch_up(session, state, interruption)
-    reader = StepReader(session.group, lambda: interruption.requested)
+    writer = session.writer
+    reader = StepReader(session.group, lambda: interruption.requested or (writer is not None and writer.failed))
     for step in range(state.step + 1, stop + 1):
         read_now = reader.add(step, session.trainer.step(step - 1))
         last = step == session.data.total_steps
@@ -249,6 +248,7 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
             reader.restart_clock()
     if stop == 0:
         session.group.first("save 0", partial(save, session, state))
+    session.group.first("written", partial(wait_for_writing, session))
     return state
 
 
@@ -265,10 +265,21 @@ def catch_up(session: Session, state: TrainingState, interruption: Interruption)
 
 
 def leave(session: Session, state: TrainingState) -> Never:
-    """Records and says that the run was interrupted, and where; it has been saved there."""
-    session.log.event(state.step, "interrupted")
-    session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+    """Records and says that the run was interrupted, and where, once that is saved. Collective."""
+
+    def tell() -> None:
+        wait_for_writing(session)
+        session.log.event(state.step, "interrupted")
+        session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+
+    session.group.first("interrupted", tell)
     raise InterruptionError
+
+
+def wait_for_writing(session: Session) -> None:
+    """Waits until the last checkpoint is written; one process does this."""
+    assert session.writer is not None, "the process that saves has a writer"
+    session.writer.wait()
 
 
 def with_comparable_best(state: TrainingState, changed: Changed) -> TrainingState:
@@ -335,31 +346,16 @@ def validate(session: Session, state: TrainingState, interruption: Interruption)
 
 
 def save(session: Session, state: TrainingState) -> None:
-    """Writes a checkpoint, if the weights are worth it; one process does this.
+    """Hands a copy of the state to the thread that writes it; one process does this.
 
     Raises:
-        RunError: the weights are not finite, or the disk refuses; the last checkpoint is as it was.
+        RunError: the checkpoint before could not be written.
     """
-    started = time.perf_counter()
-    trainer, folder = session.trainer, session.folder
+    assert session.writer is not None, "the process that saves has a writer"
+    trainer = session.trainer
     scaler = trainer.scaler.state_dict() if trainer.scaler is not None else None
-    snapshot = take_snapshot(session.module.model, trainer.optimizer, replace(state, scaler=scaler))
-    if not all(torch.isfinite(weight).all() for weight in snapshot.weights.values()):
-        raise RunError(
-            f"{folder}: weights are not finite after step {state.step}, so they are not saved; the last checkpoint is "
-            "as it was: lower optimizer.learning_rate or set optimizer.clip_norm"
-        )
-    try:
-        session.log.sync()  # a checkpoint is never newer than its metrics
-        written = publish(folder, snapshot, session.config.checkpoint.keep)
-    except OSError as error:
-        raise RunError(
-            f"{folder}: step {state.step} could not be saved ({error}); the last checkpoint is as it was: make room or "
-            "mend the disk, then --resume latest"
-        ) from error
-    session.log.checkpoint(state.step, written.name, state.best_step == state.step, time.perf_counter() - started)
-    if session.uploads is not None and is_due(session.config.hub.every, state.step):
-        session.uploads.take(written, state.step)
+    upload = is_due(session.config.hub.every, state.step)
+    session.writer.take(session.module.model, trainer.optimizer, replace(state, scaler=scaler), upload)
 
 
 def finish(session: Session, state: TrainingState) -> None:

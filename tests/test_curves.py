@@ -71,6 +71,19 @@ def test_mean_covers_what_all_cover_and_passes_over_gaps() -> None:
     assert (x.tolist(), mean.tolist()) == ([3], [3.0])
 
 
+def test_no_line_joins_validation_losses_over_other_tokens(tmp_path: Path) -> None:
+    rows = [train_row(step) for step in range(1, 31)]
+    rows += [validation_row(step, 5.0 - step / 10, target_tokens=4096 if step < 30 else 65536) for step in (10, 20, 30)]
+    metrics = read_metrics(write_run(tmp_path / "run", rows) / "metrics.jsonl")
+    drawn = curves_of(metrics, 100)["validation loss"]
+    assert drawn.steps.tolist() == [10, 20, 25, 30]
+    np.testing.assert_equal(drawn.values, [4.0, 3.0, np.nan, 2.0])
+    x, mean, low, high = mean_curve([drawn, drawn], "tokens")
+    assert x.tolist() == [10240, 20480, 25600, 30720]
+    for values in (mean, low, high):
+        np.testing.assert_equal(values, [4.0, 3.0, np.nan, 2.0])
+
+
 @pytest.mark.parametrize(
     ("axis", "largest", "unit"),
     [

@@ -53,6 +53,16 @@ def test_summary_lines_of_a_finished_run(tmp_path: Path) -> None:
     ]
 
 
+def test_a_validation_before_the_last_step_is_not_called_final(tmp_path: Path) -> None:
+    rows = [train_row(10), validation_row(10, 4.25), train_row(12)]
+    run = write_run(tmp_path / "run", rows)
+    lines = summary_lines(read_metrics(run / "metrics.jsonl"))
+    assert lines[-1] == "Last validation loss, at step 10: 4.250 (best: 4.250 at step 10)"
+    assert ["Last validation, at step 10", "10", "4.250000", "70.11", "-", "4,096"] in cells(
+        write_report(run).read_text()
+    )
+
+
 def test_summary_lines_have_the_forerunners_words_and_figures(tmp_path: Path) -> None:
     """1xrtx3090-stacked-interventions: 33,165 steps of 98,304 tokens in 146,300 s at 22,285 tokens/s."""
     last = train_row(33165, tokens=3260252160, seconds=146300.0, loss=3.538161)

@@ -125,7 +125,8 @@ def _loss_chart(metrics: Metrics, name: str) -> "Figure":
         axes.plot(step, loss, color=BLUE, lw=1.2, marker=_marker(len(step)), ms=4, label="training")
     best = metrics.best_validation()
     if best is not None:
-        where, value, _, _ = bin_curve(validation["step"], *[validation["loss"]] * 3)
+        steps, losses = metrics.validation_curve()
+        where, value, _, _ = bin_curve(steps, losses, losses, losses)
         label = f"validation (best {best['loss']:.4f} at step {best['step']:,})"
         size = 4 if len(where) <= 100 else 2
         axes.plot(where, value, color=VERMILION, lw=1.5, marker="s", ms=size, label=label)

@@ -200,7 +200,7 @@ class RunLog:
         values = {"loss": evaluated.loss, "target_tokens": evaluated.target_tokens}
         measured = {"bits_per_byte": evaluated.bits_per_byte, "seconds": seconds}
         self._write({"kind": "validation", "step": step, **values, **measured})
-        self._pace.paused("evaluation", seconds)
+        self._pace.evaluated(seconds)
         if self._is_main:
             self._progress.validation(step, evaluated.loss, evaluated.target_tokens, best)
 
@@ -208,10 +208,10 @@ class RunLog:
         """Records something that happened after `step` updates."""
         self._write({"kind": "event", "step": step, "event": event, **values})
 
-    def checkpoint(self, step: int, name: str, is_best: bool, seconds: float) -> None:
-        """Records a checkpoint, and how long it took."""
-        self.event(step, "checkpoint", checkpoint=name, best=is_best, seconds=seconds)
-        self._pace.paused("checkpoint", seconds)
+    def checkpoint(self, step: int, name: str, is_best: bool, seconds: float, stall: float) -> None:
+        """Records a checkpoint, how long writing it took, and how long training waited."""
+        self.event(step, "checkpoint", checkpoint=name, best=is_best, seconds=seconds, stall=stall)
+        self._pace.saved(stall, seconds)
 
     def say(self, text: str) -> None:
         """Prints a line, once."""

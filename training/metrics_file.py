@@ -79,6 +79,17 @@ class Metrics:
         best: np.void | None = candidates[np.argmin(candidates["loss"])] if len(candidates) else None
         return best
 
+    def validation_curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The validation losses by step, as a chart should draw them: no line joins losses over other tokens.
+
+        The last one is over the whole range, those before it over `evaluation.tokens`: a line between them would show
+        a change that is not one of the model. Between the two lies a point whose loss is nan.
+        """
+        step, loss = (self.validation[name].astype(np.float64) for name in ("step", "loss"))
+        changes = np.flatnonzero(np.diff(self.validation["target_tokens"])) + 1
+        between = (step[changes - 1] + step[changes]) / 2
+        return np.insert(step, changes, between), np.insert(loss, changes, np.nan)
+
     def bad_steps(self) -> tuple[list[int], list[int]]:
         """The steps of loss-scale overflows, and those whose loss or gradient was really not finite."""
         events = self.events_named("nonfinite")

@@ -39,9 +39,16 @@ def summary_lines(metrics: Metrics) -> list[str]:
     lines.append(f"Final train loss: {_number(last['loss'], '.3f')}")
     best = metrics.best_validation()
     if best is not None:
-        final = _number(metrics.validation[-1]["loss"], ".3f")
-        lines.append(f"Final validation loss: {final} (best: {best['loss']:.3f} at step {best['step']:,})")
+        name, final = _last_validation(metrics, " loss"), _number(metrics.validation[-1]["loss"], ".3f")
+        lines.append(f"{name}: {final} (best: {best['loss']:.3f} at step {best['step']:,})")
     return lines
+
+
+def _last_validation(metrics: Metrics, what: str = "") -> str:
+    """How the last validation is called: final, unless steps have been trained since."""
+    step = int(metrics.validation[-1]["step"])
+    since = len(metrics.train) and step < metrics.train[-1]["step"]
+    return f"Last validation{what}, at step {step:,}" if since else f"Final validation{what}"
 
 
 def _progress(metrics: Metrics) -> str:
@@ -131,7 +138,7 @@ def _result_section(metrics: Metrics) -> list[str]:
     rows = [] if best is None else [_loss_row("Best validation", best, best["bits_per_byte"])]
     if len(metrics.validation):
         final = metrics.validation[-1]
-        rows.append(_loss_row("Final validation", final, final["bits_per_byte"]))
+        rows.append(_loss_row(_last_validation(metrics), final, final["bits_per_byte"]))
     if len(metrics.train):
         rows.append(_loss_row("Final training step", metrics.train[-1], math.nan))
     if not rows:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal, get_args
 
 import numpy as np
@@ -42,10 +43,10 @@ Curves = dict[Quantity, Curve]
 
 def curves_of(metrics: Metrics, most_points: int) -> Curves:
     """The curves in a run's metrics; one of more points is shortened to the means of neighbouring ones."""
-    train, validation = metrics.train, metrics.validation
+    train = metrics.train
     return {
         "training loss": _curve(metrics, train["step"], train["loss"], most_points),
-        "validation loss": _curve(metrics, validation["step"], validation["loss"], most_points),
+        "validation loss": _curve(metrics, *metrics.validation_curve(), most_points),
         "gradient norm": _curve(metrics, train["step"], train["grad_norm"], most_points),
         "learning rate": _curve(metrics, train["step"], train["learning_rate"], most_points),
     }
@@ -62,6 +63,8 @@ def _curve(metrics: Metrics, steps: Column, values: Column, most_points: int) ->
 def mean_curve(curves: Sequence[Curve], axis: Along) -> tuple[Column, Column, Column, Column]:
     """The mean of several curves at the same steps, with their lowest and highest value, over what all of them cover.
 
+    A step at which none of them has a value stays one without: a gap of all is no line of their mean.
+
     Returns:
         x (the mean too: runs reach a step at different times), mean, lowest and highest; empty without a common step.
     """
@@ -73,8 +76,11 @@ def mean_curve(curves: Sequence[Curve], axis: Along) -> tuple[Column, Column, Co
     steps = columns[0][0]
     first, last = max(column[0][0] for column in columns), min(column[0][-1] for column in columns)
     steps = steps[(steps >= first) & (steps <= last)]
+    gaps = reduce(np.intersect1d, [curve.steps[~good] for curve, good in finite])
+    steps = np.union1d(steps, gaps[(gaps >= first) & (gaps <= last)])
     x = np.array([np.interp(steps, where, place) for where, place, _ in columns])
     values = np.array([np.interp(steps, where, value) for where, _, value in columns])
+    values[:, np.isin(steps, gaps)] = np.nan
     return x.mean(axis=0), values.mean(axis=0), values.min(axis=0), values.max(axis=0)
 
 
