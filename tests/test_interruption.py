@@ -110,6 +110,7 @@ def assert_left_in_order(run: Run) -> int:
     return step
 
 
+@pytest.mark.slow
 def test_interrupted_twice_a_run_is_what_it_would_have_been(
     workplace: Workplace,
 ) -> None:
@@ -140,6 +141,7 @@ def test_interrupted_twice_a_run_is_what_it_would_have_been(
     assert weights[0] == weights[1]
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_a_run_at_once(workplace: Workplace) -> None:
     """In the midst of a save that does not end; one that comes with the first is the same once more."""
     config = write_config(workplace)
