@@ -145,8 +145,8 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
     """Trains up to update `stop` and writes the result, or does what is missing of that; the state then. Collective."""
     group, folder = session.group, session.folder
     if opening.checkpoint is None or state.step < stop or (state.step == stop and state.evaluation_due):
+        group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
         with Interruption(group) as interruption:
-            group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
             group.first("begin", lambda: begin(folder, opening))
             announce(session, opening, state)
             state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
@@ -265,9 +265,13 @@ def catch_up(session: Session, state: TrainingState, interruption: Interruption)
 
 def leave(session: Session, state: TrainingState) -> Never:
     """Records and says that the run was interrupted, and where, once that is saved. Collective."""
-    session.group.first("leave", session.wait_for_writer)
-    session.log.event(state.step, "interrupted")
-    session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+
+    def tell() -> None:
+        session.wait_for_writer()
+        session.log.event(state.step, "interrupted")
+        session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+
+    session.group.first("interrupted", tell)
     raise InterruptionError
 
 
