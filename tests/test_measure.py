@@ -24,6 +24,8 @@ def test_run_trained_without_evaluation_is_measured_once(workplace: Workplace) -
     blind = workplace.train_here(config).folder
     result = read_result(blind)
     assert (result.loss, result.digests.validation) == (None, None)
+    with (blind / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "event", "step": 2, "ev')  # a crash
     assert measure_missing([result], workplace.datasets)
     measured = read_result(blind)
     expected = evaluate_checkpoint(blind / "latest", load_run_config(str(config)), workplace.datasets).evaluated
