@@ -75,6 +75,20 @@ def test_a_file_of_the_study_that_cannot_be_written_fails_its_run_alone(
     assert "what the run took could not be recorded: [Errno 21] Is a directory" in said
 
 
+def test_a_run_that_was_killed_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last line is no fault."""
+    study = write_study(tmp_path)
+    study = replace(study, runs=study.runs[:1])
+    end = ["sh", "-c", "echo step 20: validation loss 8.5 >&2; kill -9 $$"]
+    monkeypatch.setattr("training.laboratory.study_runner.training_command", lambda *_: end)
+    states = {run.name: RunState(0, 20, finished=False) for run in study.runs}
+    estimate = Estimate({run.name: run for run in study.runs}, (), 1e6)
+    assert train_missing(study, states, estimate, Machine(tmp_path, tmp_path, 1, None)) == [study.runs[0].name]
+    assert "failed after 0 s: it was ended by signal 9 (Killed)\n" in capsys.readouterr().err
+
+
 def test_a_runs_folder_is_no_studys(tmp_path: Path) -> None:
     study = write_study(tmp_path)
     folder = record_run(tmp_path, study.runs[0], 5.0)

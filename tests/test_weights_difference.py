@@ -114,7 +114,7 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     header = b'{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
     (tmp_path / "packed.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\x01")
     with pytest.raises(UserError, match=r"w is .*, which cannot be compared; give others"):
-        compare_weights(*[str(tmp_path / "packed.safetensors")] * 2, tmp_path)
+        compare_weights(str(tmp_path / "packed.safetensors"), str(tmp_path / "packed.safetensors"), tmp_path)
     whole = str(tmp_path / "whole.safetensors")
     for name, problem in (
         (str(tmp_path / "half.safetensors"), "half.safetensors: is not a whole safetensors file"),

@@ -1,6 +1,7 @@
 """Training a study's runs one after the other, whatever happens to one of them or to us, and writing the result."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -199,6 +200,8 @@ def _train(
                 show()
         log.seek(place)
         said = log.read()
+    if process.returncode < 0:  # so it has said nothing of its end
+        return f"it was ended by signal {-process.returncode} ({signal.strsignal(-process.returncode)})"
     if process.returncode:
         return f"status {process.returncode}; {what_it_said(said)}"
     finished = read_run_state(machine.folder / run.name, run.config).finished
