@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
 from small_results import DIGESTS, write_result
@@ -96,3 +97,11 @@ def test_each_mark_has_one_letter(comparison: Comparison) -> None:
     letters, marks = marked(comparison)
     assert letters == ["", "", "a", "b"]
     assert [mark[:2] for mark in marks] == ["a:", "b:"]
+
+
+def test_no_text_in_csv_is_a_formula(tmp_path: Path) -> None:
+    """A spreadsheet would take it for one; numbers keep their sign."""
+    folders = [write_result(tmp_path / "=cmd", 4.0), write_result(tmp_path / "@sum", 3.0, optimizer={"eps": 1})]
+    comparison = compare_results(read_results(folders), "=cmd")
+    rows = list(csv.DictReader(io.StringIO(write_tables(comparison)["csv"])))
+    assert [(row["group"], row["difference"]) for row in rows] == [("'@sum", "-1.0"), ("'=cmd", "")]

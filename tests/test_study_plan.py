@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from recorded_runs import event
@@ -105,6 +106,20 @@ def test_what_runs_took_is_remembered(tmp_path: Path) -> None:
     with (tmp_path / "launches.jsonl").open("a") as file:
         file.write('{"run": "c", "sha')
     assert read_launches(tmp_path) == launches
+    record_launch(tmp_path, launches[0])
+    assert read_launches(tmp_path) == [*launches, launches[0]]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"share": "x"}, {"share": 0}, {"seconds": None}, {"seconds": 0}, {"seconds": -1}, {"run": [1]}, {"more": 1}],
+    ids=str,
+)
+def test_what_is_no_launch_is_left_out(tmp_path: Path, changes: dict[str, Any]) -> None:
+    values = {"run": "a", "share": 1.0, "seconds": 2.0, "processes": 1}
+    odd = [json.dumps(values | changes).encode(), b"\xff", b"[" * 100_000, b'"', json.dumps(values).encode(), b""]
+    (tmp_path / "launches.jsonl").write_bytes(b"\n".join(odd))
+    assert read_launches(tmp_path) == [Launch("a", 1.0, 2.0, 1)]
 
 
 def test_the_time_left_follows_what_was_measured(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def write_comparison(
     contents[PAGE] = comparison_page(comparison, results, appendix).encode()
     with _told(folder):
         for name, content in contents.items():
-            beside = folder / f".{name}.new"
+            beside = folder / f".{name}.{os.getpid()}.new"  # another comparison may write here too
             beside.write_bytes(content)
             os.replace(beside, folder / name)  # who looks at it meanwhile, or after a kill, finds it whole
     return [folder / name for name in contents]

@@ -158,7 +158,10 @@ def _run_values(run: Run) -> dict[str, Any]:
 
 
 def _csv(comparison: Comparison) -> str:
-    """A line a row, full precision; an interval takes two columns, marks are joined with semicolons."""
+    """A line a row, full precision; an interval takes two columns, marks are joined with semicolons.
+
+    A text that a spreadsheet would take for a formula is led by an apostrophe.
+    """
     rows = []
     for row in comparison.rows:
         record: dict[str, Any] = {}
@@ -167,13 +170,14 @@ def _csv(comparison: Comparison) -> str:
                 low, high = value or ("", "")
                 record |= {f"{key}_low": low, f"{key}_high": high}
             else:
-                record[key] = "; ".join(value) if key == "marks" else value
+                text = "; ".join(value) if key == "marks" else value
+                record[key] = f"'{text}" if isinstance(text, str) and text.startswith(tuple("=+-@")) else text
         rows.append(record)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return text.getvalue()
+    return file.getvalue()
 
 
 def _markdown(comparison: Comparison) -> str:

@@ -59,7 +59,11 @@ def study(
         except KeyboardInterrupt:
             print(f"\n{folder}: the same command goes on from here", file=sys.stderr, flush=True)
             raise
-        print(write_result(wanted, folder, states))
+        try:
+            result = write_result(wanted, folder, states)
+        except OSError as error:
+            raise RunError(f"{folder}: the result cannot be written ({error}); what is trained is kept") from error
+        print(result)
         if failed:
             raise RunError(
                 f"{len(failed)} of {len(wanted.runs)} runs failed: {', '.join(failed)}; what they said is in "

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pydantic import Field, ValidationError
 from training.config import NAME_PATTERN, Count, RunConfig, Section, Seed, Seeds, Text, config_mapping
 from training.config_check import ConfigError, nearest, refusal, rule_of, written
 from training.config_file import CONFIGS, INTERVENTIONS, run_config_within, shown
+from training.laboratory.comparability import length_problems
 from training.yaml_reader import read_yaml
 
 STUDIES = CONFIGS / "studies"
@@ -78,6 +80,9 @@ def load_study(study: str) -> Study:
         ConfigError: with every problem of the file, or of the configs that it makes, in one message.
     """
     path = _study_path(study)
+    if not re.fullmatch(NAME_PATTERN, path.stem):
+        rule = rule_of("string_pattern_mismatch", "", {})
+        raise ConfigError(f"{study}: the study's name, {path.stem!r}, {rule}; rename the file")
     raw = read_yaml(path)
     file = _checked(raw, path)
     rows = _rows(file, _common_keys(raw), path)
@@ -245,6 +250,7 @@ def _rows(file: StudyFile, common: dict[str, Any], path: Path) -> dict[str, RunC
         same = computed.setdefault(_what_is_computed(rows[group]), group)
         if same != group:
             problems.append(f"{group}: trains the same as {same}; leave one of them out")
+    problems += length_problems(rows) if file.batch_sizes else []
     if problems:
         raise refusal(shown(path), problems)
     return rows

@@ -1,6 +1,6 @@
 """What a study has to do: which of its runs are done, begun or missing, how long the rest takes, and its disk space."""
 
-import json
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,6 +14,7 @@ from training.checkpoint import list_checkpoints, number_of
 from training.config import RunConfig
 from training.config_check import config_from_mapping
 from training.free_space import BYTES_PER_PARAMETER, size_in_words
+from training.json_file import append_objects, parse_json
 from training.laboratory.study_file import Study, StudyRun
 from training.metrics_file import read_metrics
 from training.run_folder import CONFIG, METRICS
@@ -91,20 +92,26 @@ def read_run_state(run_folder: Path, config: RunConfig) -> RunState:
 
 
 def read_launches(folder: Path) -> list[Launch]:
-    """What earlier runs of the study took; a line that was cut in writing is left out."""
+    """What earlier runs of the study took; a line that says nothing of the kind is left out."""
     launches = []
-    for line in (folder / LAUNCHES).read_text().splitlines() if (folder / LAUNCHES).is_file() else []:
+    for line in (folder / LAUNCHES).read_bytes().splitlines() if (folder / LAUNCHES).is_file() else []:
         try:
-            launches.append(Launch(**json.loads(line)))
+            launches.append(_launch(line))
         except (ValueError, TypeError):
             continue
     return launches
 
 
+def _launch(line: bytes) -> Launch:
+    launch = Launch(**parse_json(line))
+    if not (0 < launch.share <= 1 and 0 < launch.seconds < math.inf and isinstance(launch.run, str)):
+        raise ValueError("no launch takes that long")
+    return launch
+
+
 def record_launch(folder: Path, launch: Launch) -> None:
-    """Adds to what `read_launches` reads."""
-    with (folder / LAUNCHES).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(asdict(launch)) + "\n")
+    """Adds to what `read_launches` reads; raises an OSError where that cannot be written."""
+    append_objects(folder / LAUNCHES, asdict(launch))
 
 
 @dataclass(frozen=True)
