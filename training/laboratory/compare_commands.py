@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from training.datasets_folder import known_datasets
 from training.errors import UserError
 from training.json_file import strict_json
 
@@ -35,7 +36,10 @@ def compare(
     form: Annotated[str, typer.Option("--format", help=f"What to print: {', '.join(PRINTED)}.")] = "terminal",
     datasets: Annotated[
         Path | None,
-        typer.Option(help="Folder of the datasets: first measures the runs that have no validation loss, for good."),
+        typer.Option(
+            help="Folder of the datasets: first measures the runs that have no validation loss, for good.",
+            callback=known_datasets,
+        ),
     ] = None,
     weights: Annotated[
         bool,
