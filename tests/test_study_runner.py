@@ -18,6 +18,7 @@ from training.laboratory.study_runner import (
     held,
     last_step,
     open_data,
+    recorded_total,
     refresh_result,
     refuse_changed,
     train_missing,
@@ -130,6 +131,14 @@ def test_runs_of_another_config_are_named(tmp_path: Path) -> None:
         refuse_changed(study, tmp_path, states)
     same = {name: replace(state, changed=()) for name, state in states.items()}
     refuse_changed(study, tmp_path, same)
+
+
+def test_the_steps_of_a_run_are_those_that_it_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert recorded_total(path) is None
+    for text, total in (("", None), ('{"event": "start"', None), ('{"total_steps": 34}\n{}\n', 34), ("[]\n", None)):
+        path.write_text(text)
+        assert recorded_total(path) == total
 
 
 def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:
