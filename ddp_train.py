@@ -146,7 +146,8 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
     group, folder = session.group, session.folder
     if opening.checkpoint is None or state.step < stop:
         group.first("begin", lambda: begin(folder, opening))
-        announce(session, opening, state)
+        session.log.start(state.step, state.seconds, state.tokens, best_of(state))
+        group.first("announce", partial(announce, session, opening, state))
         state = train(session, with_comparable_best(state, opening.changed), stop)
     else:
         session.log.say(nothing_left(session, opening, state))
@@ -174,7 +175,7 @@ def nothing_left(session: Session, opening: Opening, state: TrainingState) -> st
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
-    """Says what is about to happen, and records where it happens."""
+    """Says what is about to happen, and records where it happens, with digests of the data; one process does this."""
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
     documents = session.data.rows.summary
     validation_documents = session.validation.summary if session.validation is not None else None
@@ -185,7 +186,6 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     for remark in opening.remarks:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
-    log.start(state.step, state.seconds, state.tokens, best_of(state))
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
     where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
     log.event(
@@ -206,7 +206,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         machine=process.machine(),
         torch=torch.__version__,
         dataset_revision=session.dataset_revision,
-        **(digests(session, opening) if process.is_main else {}),
+        **digests(session, opening),
     )
     if session.trackers is not None:
         session.trackers.start(state.step)

@@ -52,6 +52,14 @@ class Agent:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [pid for pid in map(int, children) if b"ddp_train.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
+    def listens(self, port: int) -> bool:
+        """Whether it is the one that other agents find each other with."""
+        own = {os.readlink(path) for path in Path(f"/proc/{self.process.pid}/fd").iterdir() if path.is_symlink()}
+        rows = [
+            line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()
+        ]
+        return any(f"socket:[{row[9]}]" in own for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}"))
+
     def kill_worker(self) -> None:
         """Kills one of them."""
         os.kill(self.workers[0], signal.SIGKILL)
