@@ -90,7 +90,7 @@ def test_nodes_that_share_nothing_go_on_when_a_worker_is_killed(workplace: Workp
 def test_a_run_goes_on_without_a_node_that_leaves(workplace: Workplace) -> None:
     """With `--nnodes 1:2` and one folder: the one that stays replans, says so in a line, and no step is lost or twice.
 
-    R46: nothing is written twice while there are two. The one that stays has the rendezvous, which torchrun cannot move.
+    R46: nothing is written twice while there are two. The one that stays has the rendezvous, which cannot move.
     """
     workplace.write_tokens(tokens=np.arange(200_000) % 200)
     config = workplace.write_config(
@@ -121,7 +121,7 @@ def test_a_run_goes_on_without_a_node_that_leaves(workplace: Workplace) -> None:
 
 @pytest.mark.slow
 def test_two_standalone_runs_beside_a_busy_port_and_a_killed_rank(workplace: Workplace) -> None:
-    """R55: torchrun's default port is taken, and both train; --max-restarts brings back the one whose rank is killed."""
+    """R55: torchrun's default port is taken, and both train; --max-restarts brings back the one with a killed rank."""
     config = workplace.write_config(
         data={"train_tokens": 40 * 512}, checkpoint={"every": 5}, evaluation={"every": None}
     )
