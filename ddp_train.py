@@ -7,8 +7,10 @@
 The functions stand in the order in which a run goes through them.
 """
 
-import training.launcher  # noqa: F401  (first: it takes down who started this process before seconds of imports)
+import training.launcher  # first: it takes down who started this process before seconds of imports
 
+if __name__ == "__main__":
+    training.launcher.end_at_once_on_signals()
 # isort: split
 import math
 import time
@@ -16,18 +18,14 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Never
 
 import torch
 import typer
 
 from model.gpt import parameter_count
 from training.changes import Changed, changes_validation
-from training.checkpoint import (
-    TrainingState,
-    publish,
-    take_snapshot,
-)
+from training.checkpoint import TrainingState
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
@@ -37,11 +35,13 @@ from training.data import (
 )
 from training.distributed import Process
 from training.ending import finish_run, is_finished, sample_text
-from training.errors import RunError, UserError
-from training.evaluation import Evaluated, evaluate
+from training.errors import InterruptionError, RunError, UserError
+from training.evaluation import BrokenOffError, Evaluated, evaluate
+from training.free_space import check_free_space
 from training.hub.hub_access import check_destination
 from training.hub.hub_upload import Destination
 from training.hub.push import REPLACE_AFTER_TRAINING, push_run
+from training.interruption import Interruption
 from training.layout import Layout, describe, plan_layout
 from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.metrics_file import cut_back
@@ -144,11 +144,13 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
 def carry_out(session: Session, opening: Opening, state: TrainingState, stop: int) -> TrainingState:
     """Trains up to update `stop` and writes the result, or does what is missing of that; the state then. Collective."""
     group, folder = session.group, session.folder
-    if opening.checkpoint is None or state.step < stop:
-        group.first("begin", lambda: begin(folder, opening))
-        session.log.start(state.step, state.seconds, state.tokens, best_of(state))
-        group.first("announce", partial(announce, session, opening, state))
-        state = train(session, with_comparable_best(state, opening.changed), stop)
+    if opening.checkpoint is None or state.step < stop or (state.step == stop and state.evaluation_due):
+        with Interruption(group) as interruption:
+            group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
+            group.first("begin", lambda: begin(folder, opening))
+            session.log.start(state.step, state.seconds, state.tokens, best_of(state))
+            group.first("announce", partial(announce, session, opening, state))
+            state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         session.log.say(nothing_left(session, opening, state))
         if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):
@@ -212,10 +214,16 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         session.trackers.start(state.step)
 
 
-def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
-    """Trains up to update `stop`, evaluating and saving when due; returns the state then. Collective."""
+def train(session: Session, state: TrainingState, stop: int, interruption: Interruption) -> TrainingState:
+    """Trains up to update `stop`, evaluating and saving when due; returns the state then. Collective.
+
+    Raises:
+        InterruptionError: on every rank, after a signal.
+    """
     config = session.config
-    reader = StepReader(session.group)
+    if state.evaluation_due:
+        state = catch_up(session, state, interruption)
+    reader = StepReader(session.group, lambda: interruption.requested or session.cannot_save)
     for step in range(state.step + 1, stop + 1):
         read_now = reader.add(step, session.trainer.step(step - 1))
         last = step == session.data.total_steps
@@ -225,17 +233,42 @@ def train(session: Session, state: TrainingState, stop: int) -> TrainingState:
             continue
         state = take_records(session, state, *reader.read())
         if evaluate_now:
-            state = validate(session, state, last)
-            save_now = save_now or state.best_step == step
-        if save_now:
+            state = replace(state, evaluation_due=True) if reader.must_stop else validate(session, state, interruption)
+        stop_now = reader.must_stop or state.evaluation_due
+        if stop_now:
+            interruption.agreed()
+        if save_now or stop_now or state.best_step == step:
             session.group.first(f"save {step}", partial(save, session, state))
-            if session.reports is not None and step < stop:
+            if session.reports is not None and step < stop and not stop_now:
                 session.reports.refresh()
+        if stop_now:
+            leave(session, state)
         if evaluate_now or save_now:
             reader.restart_clock()
     if stop == 0:
         session.group.first("save 0", partial(save, session, state))
+    session.group.first("saved", session.wait_for_writer)  # here, where a signal does not end it yet
     return state
+
+
+def catch_up(session: Session, state: TrainingState, interruption: Interruption) -> TrainingState:
+    """Evaluates the step that a signal has kept from it, and saves the result. Collective."""
+    state = replace(state, evaluation_due=False)
+    if session.validation is None:
+        return state
+    state = validate(session, state, interruption)
+    if state.evaluation_due:
+        leave(session, state)  # as it was saved
+    session.group.first(f"save {state.step}", partial(save, session, state))
+    return state
+
+
+def leave(session: Session, state: TrainingState) -> Never:
+    """Records and says that the run was interrupted, and where, once that is saved. Collective."""
+    session.group.first("leave", session.wait_for_writer)
+    session.log.event(state.step, "interrupted")
+    session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+    raise InterruptionError
 
 
 def with_comparable_best(state: TrainingState, changed: Changed) -> TrainingState:
@@ -272,10 +305,11 @@ def take_records(session: Session, state: TrainingState, records: list[StepRecor
     )
 
 
-def validate(session: Session, state: TrainingState, last: bool) -> TrainingState:
+def validate(session: Session, state: TrainingState, interruption: Interruption) -> TrainingState:
     """Evaluates and records; returns the state with the best loss so far, over the run's steps. Collective.
 
-    In the loop that is the loss over `evaluation.tokens`; at the end everything is evaluated, and recorded.
+    In the loop that is the loss over `evaluation.tokens`; at the end everything is evaluated, and recorded. Broken off
+    by a signal, the evaluation stays due.
     """
     rows, config = session.validation, session.config
     assert rows is not None, "there is a validation range where evaluation is due"
@@ -284,46 +318,33 @@ def validate(session: Session, state: TrainingState, last: bool) -> TrainingStat
 
     def over(numbers: range) -> Evaluated:
         microbatch = session.trainer.layout.microbatch
-        return evaluate(
-            session.module, rows, numbers, microbatch, config.precision, session.group, session.byte_lengths
-        )
+        shared = (config.precision, session.group, session.byte_lengths, interruption.heard)
+        return evaluate(session.module, rows, numbers, microbatch, *shared)
 
-    evaluated = over(range(in_loop))
-    comparable = evaluated.loss
+    try:
+        evaluated = over(range(in_loop))
+        comparable = evaluated.loss
+        if state.step == session.data.total_steps and in_loop < rows.count:
+            evaluated += over(range(in_loop, rows.count))
+    except BrokenOffError:
+        return replace(state, evaluation_due=True)
     if math.isfinite(comparable) and (state.best_loss is None or comparable < state.best_loss):
         state = replace(state, best_loss=comparable, best_step=state.step)
-    if last and in_loop < rows.count:
-        evaluated += over(range(in_loop, rows.count))
     session.log.validation(state.step, evaluated, time.perf_counter() - started, best_of(state))
     return state
 
 
 def save(session: Session, state: TrainingState) -> None:
-    """Writes a checkpoint, if the weights are worth it; one process does this.
+    """Hands a copy of the state to the thread that writes it; one process does this.
 
     Raises:
-        RunError: the weights are not finite, or the disk refuses; the last checkpoint is as it was.
+        RunError: the checkpoint before could not be written.
     """
-    started = time.perf_counter()
-    trainer, folder = session.trainer, session.folder
+    assert session.writer is not None, "the process that saves has a writer"
+    trainer = session.trainer
     scaler = trainer.scaler.state_dict() if trainer.scaler is not None else None
-    snapshot = take_snapshot(session.module.model, trainer.optimizer, replace(state, scaler=scaler))
-    if not all(torch.isfinite(weight).all() for weight in snapshot.weights.values()):
-        raise RunError(
-            f"{folder}: weights are not finite after step {state.step}, so they are not saved; the last checkpoint is "
-            "as it was: lower optimizer.learning_rate or set optimizer.clip_norm"
-        )
-    try:
-        session.log.sync()  # a checkpoint is never newer than its metrics
-        written = publish(folder, snapshot, session.config.checkpoint.keep)
-    except OSError as error:
-        raise RunError(
-            f"{folder}: step {state.step} could not be saved ({error}); the last checkpoint is as it was: make room or "
-            "mend the disk, then --resume latest"
-        ) from error
-    session.log.checkpoint(state.step, written.name, state.best_step == state.step, time.perf_counter() - started)
-    if session.uploads is not None and is_due(session.config.hub.every, state.step):
-        session.uploads.take(written, state.step)
+    upload = is_due(session.config.hub.every, state.step)
+    session.writer.take(session.module.model, trainer.optimizer, replace(state, scaler=scaler), upload)
 
 
 def finish(session: Session, state: TrainingState) -> None:

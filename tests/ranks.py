@@ -6,7 +6,8 @@ import pickle
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,25 +58,39 @@ def as_workers(
         nodes: machines over which the processes believe to be spread evenly.
         timeout: in seconds; a hang is a failure.
     """
-    # Like torchrun's agent, this process holds the store, so that no port has to be guessed.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     deadline = time.monotonic() + timeout
     with tempfile.TemporaryDirectory() as folder:
-        ranks = torch.multiprocessing.start_processes(
-            _rank,
-            (function, arguments, world_size, nodes, store.port, folder),
-            nprocs=world_size,
-            join=False,
-            start_method="forkserver",
-        )
-        assert ranks is not None, "not joined yet"
-        try:
+        with started(world_size, function, *arguments, nodes=nodes, folder=folder) as ranks:
             while not ranks.join(deadline - time.monotonic()):  # raises what a rank raised
                 assert time.monotonic() < deadline, f"{function.__name__} on {world_size} ranks: {timeout} s are over"
-        finally:
-            for process in ranks.processes:
-                process.kill()
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
+
+
+@contextmanager
+def started(
+    world_size: int, function: Callable[..., Any], *arguments: Any, folder: str, nodes: int = 1
+) -> Iterator[torch.multiprocessing.ProcessContext]:
+    """The same processes while they run; those that are left at the end of the block are killed.
+
+    Args:
+        world_size, function, arguments, nodes: as for as_workers.
+        folder: where the results are left.
+    """
+    # Like torchrun's agent, this process holds the store, so that no port has to be guessed.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks = torch.multiprocessing.start_processes(
+        _rank,
+        (function, arguments, world_size, nodes, store.port, folder),
+        nprocs=world_size,
+        join=False,
+        start_method="forkserver",
+    )
+    assert ranks is not None, "not joined yet"
+    try:
+        yield ranks
+    finally:
+        for process in ranks.processes:
+            process.kill()
 
 
 def _rank(

@@ -1,11 +1,15 @@
 """Checkpoints: whole or not there, found by number, and verified."""
 
 import dataclasses
+import itertools
+import multiprocessing
 import os
+import random
 import resource
 import shutil
 import stat
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,6 +94,26 @@ def test_saving_again_replaces_the_folder_and_clears_dead_writes(tmp_path: Path)
     assert torch.equal(load_model(folder)(IDS), model(IDS))
 
 
+def test_a_checkpoint_that_is_saved_again_is_there_at_every_moment(tmp_path: Path) -> None:
+    """A signal's checkpoint is saved again after the evaluation that it broke off: a kill then must not lose it."""
+    folder, done, gaps = save(tmp_path, 4), threading.Event(), []
+
+    def look() -> None:
+        while not done.is_set():
+            gaps.append(not (folder / "manifest.json").exists())
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(50):
+            save(tmp_path, 4)
+    finally:
+        done.set()
+        watcher.join()
+    assert len(gaps) > 50
+    assert not any(gaps)
+
+
 def test_a_full_disk_is_an_os_error_and_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     """R06 with a real failure: a file-size limit stops the write in mid-file; the second attempt succeeds."""
     save(tmp_path, 4)
@@ -130,6 +154,38 @@ def test_latest_always_names_a_whole_checkpoint(tmp_path: Path) -> None:
     assert set(problems) == {None}
     assert os.readlink(tmp_path / "latest") == "step_00000050"
     assert len(list_checkpoints(tmp_path)) == 20
+
+
+def publish_for_ever(run_folder: Path) -> None:
+    """What the process that is killed does: a checkpoint after the other; `reported` says which is published."""
+    model = build_gpt(TINY, seed=0)
+    snapshot = take_snapshot(model, adamw(model), state_at(0))
+    there = list_checkpoints(run_folder)
+    for step in itertools.count(number_of(there[-1]) + 1 if there else 1):
+        publish(run_folder, dataclasses.replace(snapshot, state=dataclasses.replace(snapshot.state, step=step)), keep=2)
+        (run_folder / "reported").write_text(str(step))
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_of_saves(tmp_path: Path) -> None:
+    """R01: `latest` is never half there, nor older than the last one published; the next process goes on from it."""
+    moments = random.Random(1)
+    context = multiprocessing.get_context("forkserver")
+    steps = [0]
+    for _ in range(20):
+        process = context.Process(target=publish_for_ever, args=(tmp_path,))
+        process.start()
+        while not (tmp_path / "latest").exists() or number_of((tmp_path / "latest").resolve()) <= steps[-1]:
+            time.sleep(0.001)
+        time.sleep(moments.random() * 0.03)
+        process.kill()
+        process.join()
+        found = find_checkpoint(tmp_path, "latest")
+        assert problem_of(tmp_path / "latest") is None
+        assert found.passed_over == []
+        steps.append(number_of(found.path))
+        assert steps[-1] >= int((tmp_path / "reported").read_text() or 0)
+    assert steps == sorted(set(steps)), "each process has published something"
 
 
 def test_point_survives_a_dead_write_and_a_copied_folder(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from model.dropout import dropout_keys
 from model.gpt import build_gpt
 from training.config import Precision
 from training.distributed import Group
-from training.evaluation import Evaluated, evaluate
+from training.evaluation import BrokenOffError, Evaluated, evaluate
 from training.loss import SequenceLoss
 from training.rows import Rows
 
@@ -114,6 +114,27 @@ def test_bits_per_byte_count_the_bytes_of_the_targets() -> None:
     assert both.loss == pytest.approx(whole.loss, rel=1e-7)
     assert Evaluated(1.0, 1, None).bits_per_byte is None
     assert (first + Evaluated(1.0, 1, None)).target_bytes is None
+
+
+# Broken off
+
+
+def stopped(group: Group) -> bool:
+    """Whether an evaluation is broken off, on this rank, that the last one wishes to stop."""
+    module = SequenceLoss(known_gpt()).train()
+    rows = cast(Rows, KnownRows(ONE_OF_FIVE, SMALL.context_length))
+    wishes = [group.process.rank == group.process.world_size - 1] * 3
+    try:
+        evaluate(module, rows, range(5), 1, FLOAT32, group, wants_to_stop=wishes.pop)
+    except BrokenOffError:
+        return module.training
+    return False
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_what_one_rank_breaks_off_all_do(processes: int) -> None:
+    """Without a result, and in the mode they were in; the others have done their part."""
+    assert on_ranks(processes, stopped) == [True] * processes
 
 
 # Without a trace

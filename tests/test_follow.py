@@ -88,15 +88,26 @@ def test_what_a_whole_run_says(tmp_path: Path) -> None:
 
 
 def test_the_times_to_come() -> None:
-    """Half a second a step, evaluations of 4 s after each 5 steps, checkpoints of 2 s after each 10, of 20."""
+    """Half a second a step, evaluations of 4 s after each 5 steps; checkpoints after each 10, of 20, stop training for
+    half a second and take another 2 s to be written."""
     rows = [begin(0, "start", 1), *map(train_row, range(1, 6)), validation_row(5, 4.0, seconds=4.0)]
     run = taken(
-        [*rows, event(5, "checkpoint", checkpoint="step_00000005", best=True, seconds=2.0)], CONFIG_WITH_INTERVALS
+        [*rows, event(5, "checkpoint", checkpoint="step_00000005", best=True, seconds=2.0, stall=0.5)],
+        CONFIG_WITH_INTERVALS,
     )
     assert run.best == (5, 4.0)
     assert run.pace is not None
-    assert run.pace.seconds_left(5) == 15 * 0.5 + 3 * 4 + 2 * 2
+    assert run.pace.seconds_left(5) == 15 * 0.5 + 3 * 4 + 2 * 0.5 + 2
     assert run.pace.next_evaluation(5) == (10, 2.5)
+
+
+def test_a_checkpoint_is_recorded_after_later_steps_and_evaluations() -> None:
+    """It is when it is whole: the best is the validation of its own step, not the last one."""
+    rows = [begin(0, "start", 1), *map(train_row, range(1, 6)), validation_row(5, 4.0), train_row(6)]
+    rows += [validation_row(6, 4.5), train_row(7), event(5, "checkpoint", checkpoint="step_00000005", best=True)]
+    run = taken(rows)
+    assert (run.step, run.validation, run.best) == (7, (6, 4.5), (5, 4.0))
+    assert run.events[-1] == "step 5: saved step_00000005, the best so far"
 
 
 def test_a_run_that_says_little() -> None:

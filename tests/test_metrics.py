@@ -95,6 +95,9 @@ def test_what_lies_behind_the_resumed_step_is_cut_off(path: Path) -> None:
     content = path.read_text()
     cut_back(path, 7)
     assert path.read_text() == content
+    cut_back(path, 7, evaluation_due=True)
+    assert [line for line in lines_of(path) if (line["step"], line["kind"]) != (7, "validation")] == lines_of(path)
+    assert len(lines_of(path)) == len(lines) - 1
 
 
 def test_each_step_stands_once_after_a_resumption(path: Path) -> None:
@@ -238,11 +241,11 @@ def test_a_validation(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_time_left_knows_of_evaluations_and_checkpoints(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """8 steps of half a second are left, with evaluations after 4, 8 and 10 and checkpoints after 5 and 10."""
+    """8 steps of 0.5 s, evaluations of 20 s after 4, 8 and 10; 1 s of waiting after 5 and 10, then 6 s of writing."""
     log = RunLog(path, True, 10, None, 4, 5)
     log.start(0, 0.0, 0)
     log.validation(0, Evaluated(6144.0, 2048, None), 20.0, None)
-    log.checkpoint(0, "step_00000000", False, 7.0)
+    log.checkpoint(0, "step_00000000", False, 6.0, 1.0)
     log.steps(numbered(GOOD, GOOD), 1.0)
     assert lines_of(path)[1] == {
         "kind": "event",
@@ -250,9 +253,10 @@ def test_the_time_left_knows_of_evaluations_and_checkpoints(path: Path, capsys: 
         "event": "checkpoint",
         "checkpoint": "step_00000000",
         "best": False,
-        "seconds": 7.0,
+        "seconds": 6.0,
+        "stall": 1.0,
     }
-    said = "step 2 of 10: loss 2.0000, 128 tokens/s, 01:18 left, next evaluation in 00:01"
+    said = "step 2 of 10: loss 2.0000, 128 tokens/s, 01:12 left, next evaluation in 00:01"
     assert capsys.readouterr().err.splitlines()[-1] == said
 
 
@@ -274,7 +278,7 @@ def test_only_one_process_writes_and_speaks(path: Path, capsys: pytest.CaptureFi
     log = log_to(path, is_main=False)
     log.steps(numbered(GOOD, NAN), 2.0)
     log.validation(2, Evaluated(1.0, 1, None), 0.5, (2, 1.0))
-    log.checkpoint(2, "step_00000002", True, 0.5)
+    log.checkpoint(2, "step_00000002", True, 0.5, 0.1)
     log.event(2, "finished")
     log.say("something")
     log.close()
@@ -355,6 +359,18 @@ def test_steps_are_read_together_and_in_order(group: Group) -> None:
     assert records[2].skipped
     assert records[2].overflow
     assert reader.read() == ([], 0.0)
+
+
+def test_a_wish_to_stop_is_agreed_in_a_read(group: Group) -> None:
+    """Not before: all processes know it after the same step. On several: tests/test_interruption.py."""
+    wishes: list[str] = []
+    reader = StepReader(group, lambda: bool(wishes))
+    for step, expected in ((1, False), (2, True)):
+        reader.add(step, result(8.0))
+        reader.read()
+        assert reader.must_stop is expected
+        wishes.append("stop")
+        assert reader.must_stop is expected
 
 
 def test_reads_follow_the_speed(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,16 +46,17 @@ def test_an_old_speed_is_forgotten() -> None:
 
 
 def test_evaluations_and_checkpoints_to_come_are_counted() -> None:
-    """100 steps of 1 s; evaluations after 30, 60, 90 and 100 take 20 s, checkpoints after 40, 80 and 100 take 5 s."""
+    """100 steps of 1 s; evaluations after 30, 60, 90 and 100 take 20 s; checkpoints after 40, 80 and 100 stop training
+    for 5 s, and the last one is waited for, 7 s more."""
     pace = Pace(100, evaluate_every=30, save_every=40)
     pace.trained(10, 10.0)
     assert pace.seconds_left(10) == 90, "how long they take is not known yet"
-    pace.paused("evaluation", 99.0)
-    pace.paused("evaluation", 20.0)
-    pace.paused("checkpoint", 5.0)
-    assert pace.seconds_left(10) == 90 + 4 * 20 + 3 * 5
-    assert pace.seconds_left(60) == 40 + 2 * 20 + 2 * 5, "what is due at this very step is past"
-    assert pace.seconds_left(99) == 1 + 20 + 5
+    pace.evaluated(99.0)
+    pace.evaluated(20.0)
+    pace.saved(5.0, 7.0)
+    assert pace.seconds_left(10) == 90 + 4 * 20 + 3 * 5 + 7
+    assert pace.seconds_left(60) == 40 + 2 * 20 + 2 * 5 + 7, "what is due at this very step is past"
+    assert pace.seconds_left(99) == 1 + 20 + 5 + 7
     assert pace.next_evaluation(10) == (30, 20)
     assert pace.next_evaluation(30) == (60, 30 + 5)
     assert pace.next_evaluation(90) == (100, 10)
@@ -64,7 +65,11 @@ def test_evaluations_and_checkpoints_to_come_are_counted() -> None:
 
 @pytest.mark.parametrize(
     ("evaluate_every", "save_every", "left", "evaluation"),
-    [(None, None, 50 + 5, None), (0, 0, 50 + 20 + 5, (100, 50)), (25, 25, 50 + 2 * 20 + 2 * 5, (75, 25))],
+    [
+        (None, None, 50 + 5 + 7, None),
+        (0, 0, 50 + 20 + 5 + 7, (100, 50)),
+        (25, 25, 50 + 2 * 20 + 2 * 5 + 7, (75, 25)),
+    ],
 )
 def test_what_is_due_at_the_end_only(
     evaluate_every: int | None, save_every: int | None, left: float, evaluation: tuple[int, float] | None
@@ -72,7 +77,7 @@ def test_what_is_due_at_the_end_only(
     """Evaluation: null is never, 0 is at the end; the end always has a checkpoint."""
     pace = Pace(100, evaluate_every, save_every)
     pace.trained(50, 50.0)
-    pace.paused("evaluation", 20.0)
-    pace.paused("checkpoint", 5.0)
+    pace.evaluated(20.0)
+    pace.saved(5.0, 7.0)
     assert pace.seconds_left(50) == left
     assert pace.next_evaluation(50) == evaluation

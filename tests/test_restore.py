@@ -36,6 +36,10 @@ def test_the_training_state_comes_back_as_it_was(tmp_path: Path) -> None:
     model = build_gpt(TINY, seed=0)
     read = read_state(write_checkpoint(tmp_path, take_snapshot(model, adamw(model), state)))
     assert read == state
+    written = json.loads((tmp_path / "step_00000007" / "state.json").read_text())
+    assert written.pop("evaluation_due") is False
+    (tmp_path / "state.json").write_text(json.dumps(written))
+    assert read_state(tmp_path) == state, "of before there was an evaluation_due"
     assert read.scaler is not None
     assert {key: type(value) for key, value in read.scaler.items()} == {
         "scale": float,

@@ -20,7 +20,6 @@ from training.laboratory.study_plan import (
     read_launches,
     read_run_state,
     record_launch,
-    size_in_words,
     speed_of_products,
 )
 
@@ -178,7 +177,3 @@ def test_the_disk_of_the_series() -> None:
 )
 def test_times_for_people(seconds: float, words: str) -> None:
     assert in_words(seconds) == words
-
-
-def test_sizes_for_people() -> None:
-    assert [size_in_words(size) for size in (7.5e6, 1.956e9, 1.23e12)] == ["8 MB", "2.0 GB", "1,230.0 GB"]

@@ -7,15 +7,18 @@
         manifest.json                  size and sha256 of the other three
     checkpoints/<run>/{latest,best}    relative symbolic links
 
-One process writes, one checkpoint at a time. Nothing is ever pickled or unpickled. training/restore.py loads them.
+One process writes, one checkpoint at a time (training/checkpoint_writer.py says when). Nothing is ever pickled or
+unpickled. training/restore.py loads them.
 """
 
+import ctypes
 import dataclasses
 import hashlib
 import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -57,6 +60,7 @@ class TrainingState:
     scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
     data: str  # fingerprint of the training file
     config: dict[str, Any]  # the run's resolved config
+    evaluation_due: bool = False  # whether a signal has kept this step from being evaluated
 
 
 @dataclass(frozen=True)
@@ -87,22 +91,43 @@ def bare_module(module: nn.Module) -> nn.Module:
         module = inner
 
 
-def take_snapshot(model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState) -> Snapshot:
+def take_snapshot(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, kept: Snapshot | None = None
+) -> Snapshot:
     """Copies parameters and optimizer state to the CPU: the only copy that saving makes.
 
     A tied pair is one parameter, under the name that was registered first. Buffers are not saved.
+
+    Args:
+        model: wrapped or not.
+        optimizer: of the model.
+        state: the counters that belong to it.
+        kept: an earlier one, whose memory is used again and whose values are lost: fresh memory takes longer to get
+            than to fill.
     """
     names: dict[Tensor, str] = {value: name for name, value in bare_module(model).named_parameters()}
-    values = {}
+    values: dict[str, Tensor] = {}
     for parameter, parameter_state in optimizer.state.items():
         for kind, value in parameter_state.items():
             assert isinstance(value, Tensor), f"optimizer state {kind} is a {type(value)}, not a tensor"
-            values[f"{kind}.{names[parameter]}"] = _cpu_copy(value)
-    return Snapshot({name: _cpu_copy(parameter) for parameter, name in names.items()}, values, state)
+            values[f"{kind}.{names[parameter]}"] = value
+    weights = {name: parameter.detach() for parameter, name in names.items()}
+    snapshot = Snapshot(
+        _copies(weights, kept.weights if kept else {}), _copies(values, kept.optimizer if kept else {}), state
+    )
+    if any(weight.device.type == "cuda" for weight in weights.values()):
+        torch.cuda.synchronize()  # once, for all the copies under way
+    return snapshot
 
 
-def _cpu_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+def _copies(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
+    copies = {}
+    for name, tensor in tensors.items():
+        from_gpu = tensor.device.type == "cuda"
+        # Pinned memory is what a GPU copies into at full speed, and without being waited for.
+        copy = kept[name] if name in kept else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=from_gpu)
+        copies[name] = copy.copy_(tensor, non_blocking=from_gpu)
+    return copies
 
 
 def weights_digest(model: nn.Module) -> str:
@@ -110,7 +135,8 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(bare_module(model).named_parameters()):
         digest.update(name.encode())
-        digest.update(_cpu_copy(parameter).view(-1).view(torch.uint8).numpy().data)
+        content = parameter.detach().cpu().contiguous()
+        digest.update(content.view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -128,26 +154,51 @@ def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
     folder = run_folder / checkpoint_name(snapshot.state.step)
     partial = run_folder / f".{folder.name}.partial"
     run_folder.mkdir(parents=True, exist_ok=True)
-    for path in run_folder.iterdir():
-        if re.fullmatch(r"\.step_[0-9]+\.(partial|old)", path.name):
-            shutil.rmtree(path, ignore_errors=True)
+    remove_dead_writes(run_folder)
     partial.mkdir()
-    _write_json(partial / STATE, dataclasses.asdict(snapshot.state))
-    _write_tensors(partial / MODEL, snapshot.weights)
-    _write_tensors(partial / OPTIMIZER, snapshot.optimizer)
-    files = [partial / name for name in CONTENTS]
-    _write_json(
-        partial / MANIFEST,
-        {file.name: {"size": file.stat().st_size, "sha256": file_digest(file)} for file in files},
-    )
-    for path in (*files, partial / MANIFEST, partial):
-        _sync(path)
-    replaced = _set_aside(folder) if folder.exists() else None
-    partial.rename(folder)
+    try:
+        _write_files(partial, snapshot)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)  # on a full disk, others want the room
+        raise
+    replaced: Path | None = partial
+    if not (folder.exists() and _exchanged(partial, folder)):
+        replaced = _set_aside(folder) if folder.exists() else None
+        partial.rename(folder)
     _sync(run_folder)
     if replaced:
         shutil.rmtree(replaced, ignore_errors=True)
     return folder
+
+
+def _exchanged(one: Path, other: Path) -> bool:
+    """Exchanges two names in one go, so that a kill leaves no moment without either; False where that cannot be done.
+
+    Linux can, and most of its file systems.
+    """
+    rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
+    here, exchange = -100, 2  # AT_FDCWD and RENAME_EXCHANGE, of renameat2(2)
+    return rename is not None and rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+
+
+def remove_dead_writes(run_folder: Path) -> None:
+    """Removes what killed processes have left half written, or half deleted."""
+    for path in run_folder.iterdir():
+        if re.fullmatch(r"\.step_[0-9]+\.(partial|old)", path.name):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _write_files(folder: Path, snapshot: Snapshot) -> None:
+    _write_json(folder / STATE, dataclasses.asdict(snapshot.state))
+    _write_tensors(folder / MODEL, snapshot.weights)
+    _write_tensors(folder / OPTIMIZER, snapshot.optimizer)
+    files = [folder / name for name in CONTENTS]
+    _write_json(
+        folder / MANIFEST,
+        {file.name: {"size": file.stat().st_size, "sha256": file_digest(file)} for file in files},
+    )
+    for path in (*files, folder / MANIFEST, folder):
+        _sync(path)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Never
 
 import typer
 
-from training.errors import RunError, UserError, one_line
+from training.errors import InterruptionError, RunError, UserError, one_line
 from training.launcher import is_news, note_mistake
 
 # typer brings its own click or uses the package, depending on its version.
@@ -43,6 +43,8 @@ def run_command(app: typer.Typer) -> Never:
         _end(mistake, 2)
     except RunError as failure:
         _end(failure, 1)
+    except InterruptionError:  # said already, by rank 0
+        sys.exit(1)
     except OSError as error:
         _flush()
         if error.errno != errno.ENAMETOOLONG:
@@ -62,9 +64,10 @@ def run_command(app: typer.Typer) -> Never:
 def _be_ended_like_ctrl_c() -> None:
     """Lets SIGTERM end this process as Ctrl-C does, so that it removes what is half done.
 
-    Not torchrun's workers: one that waits for the others would be late to see it, and torchrun waits for all.
+    Not torchrun's workers: one that waits for the others would be late to see it, and torchrun waits for all. They end
+    at once, but while they train (training/interruption.py).
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ or threading.current_thread() is not threading.main_thread():
+    if "RANK" in os.environ or threading.current_thread() is not threading.main_thread():
         return
     own = os.getpid()
 
@@ -74,6 +77,8 @@ def _be_ended_like_ctrl_c() -> None:
         signal.default_int_handler(number, frame)
 
     signal.signal(signal.SIGTERM, end)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as it is while ddp_train.py imports
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _flush() -> None:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.errors import RunError, UserError
+from training.errors import InterruptionError, RunError, UserError
 from training.launcher import leave_with_launcher
 
 Result = TypeVar("Result")
@@ -85,11 +85,16 @@ class Process:
         """Whether this is the one process that prints and writes."""
         return self.rank == 0
 
+    @property
+    def is_launched(self) -> bool:
+        """Whether torchrun, or another launcher with its variables, has started this process."""
+        return "RANK" in os.environ
+
     @contextmanager
     def group(self) -> Iterator["Group"]:
         """Joins the processes of the run, and leaves them in order whatever happens. Every rank must enter."""
         store: dist.Store = dist.HashStore()
-        if "RANK" in os.environ:
+        if self.is_launched:
             leave_with_launcher()
             use_all_cores(self.local_world_size)
             store, _, _ = next(iter(dist.rendezvous("env://")))
@@ -107,9 +112,13 @@ class Process:
         try:
             yield group
         except BaseException as error:
-            everywhere = isinstance(error, UserError | RunError) and not isinstance(error, LostError)
+            if isinstance(error, InterruptionError):
+                self._leave_after_rank_0(store)
+            everywhere = isinstance(error, UserError | RunError | InterruptionError) and not isinstance(
+                error, LostError
+            )
             # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
-            if everywhere or self.device.type == "cpu":
+            if everywhere or self.device.type == "cpu" or self.world_size == 1:
                 dist.destroy_process_group()
             if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
                 raise LostError(
@@ -118,6 +127,14 @@ class Process:
                 ) from error
             raise
         dist.destroy_process_group()
+
+    def _leave_after_rank_0(self, store: dist.Store) -> None:
+        """Waits until rank 0 has done all that it does at its end: torchrun ends the others when one has left."""
+        if self.is_main:
+            store.set("rank 0 leaves", "")
+            return
+        with suppress(RuntimeError):  # the store has gone with rank 0
+            store.wait(["rank 0 leaves"], _AS_LONG_AS_IT_TAKES)
 
     def use_reproducible_kernels(self) -> None:
         """Makes the same inputs give the same bits, for the rest of this process.
@@ -203,6 +220,15 @@ class Group:
                         "seconds while it was waited for; its own messages may say why; go on with --resume latest"
                     )
                 signs, since = now, time.monotonic()
+
+    def process_ids(self) -> list[int]:
+        """The process ids of the ranks on this node. Every rank must call this."""
+        process = self.process
+        self.store.set(f"process/{process.rank}", f"{process.node} {os.getpid()}")
+        keys = [f"process/{rank}" for rank in range(process.world_size)]
+        self.store.wait(keys, _AS_LONG_AS_IT_TAKES)
+        told = [self.store.get(key).decode().split() for key in keys]
+        return [int(process_id) for node, process_id in told if int(node) == process.node]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Adds a tensor over the processes, in place. Every rank must call this."""

@@ -1,4 +1,4 @@
-"""The two ways in which a command ends with a sentence instead of a traceback."""
+"""The ways in which a command ends with a sentence instead of a traceback."""
 
 LONGEST_LINE = 4000
 
@@ -17,6 +17,10 @@ class UserError(Exception):
 
 class RunError(Exception):
     """A run that cannot go on, through no mistake of the user's: exit status 1. Its text says what to do."""
+
+
+class InterruptionError(Exception):
+    """A run that was asked to stop, on all ranks, and has saved its state and said so: exit status 1."""
 
 
 def one_line(text: object) -> str:

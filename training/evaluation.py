@@ -1,7 +1,7 @@
 """Validation loss, token-weighted, shared by the processes: the same value for any layout."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,10 @@ from training.loss import IGNORED, SequenceLoss
 from training.step import autocast, in_units, to_device
 
 BAR = "{desc}: {percentage:3.0f}%|{bar:10}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}]"
+
+
+class BrokenOffError(Exception):
+    """Somebody wishes to stop, so that there is no result; raised on every rank."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ def evaluate(
     precision: Precision,
     group: Group,
     byte_lengths: NDArray[np.int64] | None = None,
+    wants_to_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluated:
     """Evaluates sequences of a range, dropout off. Every rank must call this.
 
@@ -66,16 +71,23 @@ def evaluate(
         precision: the config's.
         group: each process takes every world-size-th microbatch.
         byte_lengths: UTF-8 bytes of each id, for bits per byte; (V,).
+        wants_to_stop: asked before each microbatch; what one process wishes, all must, at their next one.
+
+    Raises:
+        BrokenOffError: on every rank, if one stopped.
     """
     process = group.process
     parts = [numbers[start : start + microbatch] for start in range(0, len(numbers), microbatch)]
-    # Loss sum, targets and bytes: float64 holds the counts exactly up to 2**53.
-    totals = torch.zeros(3, dtype=torch.float64, device=process.device)
+    # Loss sum, targets, bytes and who has stopped: float64 holds the counts exactly up to 2**53.
+    totals = torch.zeros(4, dtype=torch.float64, device=process.device)
     was_training = module.training
     module.eval()
     try:
         with torch.no_grad(), autocast(precision, process.device):
             for part in _with_progress(parts[process.rank :: process.world_size], process.is_main):
+                if wants_to_stop():
+                    totals[3] += 1
+                    break
                 inputs, targets = rows.read(part)
                 sums = module(to_device(inputs, process.device), to_device(targets, process.device))
                 totals[0] += in_units(sums).sum()
@@ -85,7 +97,9 @@ def evaluate(
                     totals[2] += int(byte_lengths[counted.numpy()].sum())
     finally:
         module.train(was_training)
-    loss_sum, target_tokens, target_bytes = group.sum(totals).tolist()
+    loss_sum, target_tokens, target_bytes, stopped = group.sum(totals).tolist()
+    if stopped:
+        raise BrokenOffError
     return Evaluated(loss_sum, int(target_tokens), None if byte_lengths is None else int(target_bytes))
 
 

@@ -91,6 +91,7 @@ class RunSoFar:
         self.losses = Curve()
         self.skipped = 0
         self.validation: Best | None = None
+        self._validations: deque[Best] = deque(maxlen=RECENT_EVENTS)
         self.best: Best | None = None
         self.events: deque[str] = deque(maxlen=RECENT_EVENTS)
         self.ending: str | None = None
@@ -109,7 +110,9 @@ class RunSoFar:
             self._take_step(row)
         elif row["kind"] == "validation":
             self.validation = (row["step"], row["loss"])
-            self._pause("evaluation", row)
+            self._validations.append(self.validation)
+            if self.pace is not None:
+                self.pace.evaluated(_seconds(row, "seconds"))
         else:
             self._take_event(row)
 
@@ -121,10 +124,6 @@ class RunSoFar:
         self.losses.add(row["loss"])
         self.skipped += row["skipped"]
 
-    def _pause(self, occasion: str, row: dict[str, Any]) -> None:
-        if self.pace is not None:
-            self.pace.paused(occasion, float(row.get("seconds") or 0.0))
-
     def _take_event(self, row: dict[str, Any]) -> None:
         name = row["event"]
         self.ending = name if name in ENDINGS else self.ending
@@ -133,10 +132,15 @@ class RunSoFar:
             self.total_steps = row.get("total_steps")
             self.pace = None if self.total_steps is None else Pace(self.total_steps, *self._intervals)
         elif name == "checkpoint":
-            self._pause("checkpoint", row)
-            if row.get("best") and self.validation is not None and self.validation[0] == row["step"]:
-                self.best = self.validation
+            if self.pace is not None:
+                self.pace.saved(_seconds(row, "stall"), _seconds(row, "seconds"))
+            if row.get("best"):  # it is recorded when it is written: steps, even evaluations, after its own
+                self.best = next((best for best in self._validations if best[0] == row["step"]), self.best)
         self.events.append(event_line(row))
+
+
+def _seconds(row: dict[str, Any], key: str) -> float:
+    return float(row.get(key) or 0.0)
 
 
 def event_line(row: dict[str, Any]) -> str:

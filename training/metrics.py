@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,16 @@ class StepRecord:
 class StepReader:
     """Holds the results of steps on the device and reads them from time to time, all at once.
 
-    How many steps lie between two reads follows the speed of rank 0, agreed over the processes in the read itself.
+    How many steps lie between two reads follows the speed of rank 0, agreed over the processes in the read itself; and
+    so does whether to stop.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, wants_to_stop: Callable[[], bool] = lambda: False) -> None:
+        """For a group; `wants_to_stop` says whether this process wishes to end the run."""
         self._group = group
+        self._wants_to_stop = wants_to_stop
+        self.must_stop = False
+        """Whether any process wished to stop at the last read: the same on all."""
         self._waiting: list[tuple[int, StepResult]] = []
         self._steps_per_read = 1
         self._since = time.perf_counter()
@@ -92,10 +98,13 @@ class StepReader:
         return records, seconds
 
     def _agree_on_next_read(self, steps_per_second: float) -> None:
-        wish = torch.zeros((), dtype=torch.float64, device=self._group.process.device)
+        wish = torch.zeros(2, dtype=torch.float64, device=self._group.process.device)
         if self._group.process.is_main:
-            wish += min(100, max(1, int(steps_per_second * SECONDS_BETWEEN_READS)))
-        self._steps_per_read = int(self._group.maximum(wish))
+            wish[0] += min(100, max(1, int(steps_per_second * SECONDS_BETWEEN_READS)))
+        if self._wants_to_stop():
+            wish[1] += 1
+        steps, stop = self._group.maximum(wish).tolist()
+        self._steps_per_read, self.must_stop = int(steps), bool(stop)
 
 
 def nonfinite_in_a_row(records: list[StepRecord], before: int) -> int:
@@ -191,7 +200,7 @@ class RunLog:
         values = {"loss": evaluated.loss, "target_tokens": evaluated.target_tokens}
         measured = {"bits_per_byte": evaluated.bits_per_byte, "seconds": seconds}
         self._write({"kind": "validation", "step": step, **values, **measured})
-        self._pace.paused("evaluation", seconds)
+        self._pace.evaluated(seconds)
         if self._is_main:
             self._progress.validation(step, evaluated.loss, evaluated.target_tokens, best)
 
@@ -199,10 +208,10 @@ class RunLog:
         """Records something that happened after `step` updates."""
         self._write({"kind": "event", "step": step, "event": event, **values})
 
-    def checkpoint(self, step: int, name: str, is_best: bool, seconds: float) -> None:
-        """Records a checkpoint, and how long it took."""
-        self.event(step, "checkpoint", checkpoint=name, best=is_best, seconds=seconds)
-        self._pace.paused("checkpoint", seconds)
+    def checkpoint(self, step: int, name: str, is_best: bool, seconds: float, stall: float) -> None:
+        """Records a checkpoint, how long writing it took, and how long training waited."""
+        self.event(step, "checkpoint", checkpoint=name, best=is_best, seconds=seconds, stall=stall)
+        self._pace.saved(stall, seconds)
 
     def say(self, text: str) -> None:
         """Prints a line, once."""

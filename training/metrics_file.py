@@ -171,8 +171,13 @@ def _value(row: dict[str, Any], name: str, wanted: type) -> Any:
     return value
 
 
-def cut_back(path: Path, step: int) -> None:
+def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
     """Removes what was recorded behind a step, and a line that was cut off in writing; atomically.
+
+    Args:
+        path: the metrics.jsonl.
+        step: the last to keep.
+        evaluation_due: its validation comes again, and is removed too.
 
     Raises:
         UserError: naming the file and a line that is no record.
@@ -181,7 +186,9 @@ def cut_back(path: Path, step: int) -> None:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            if line.endswith(b"\n") and json.loads(line)["step"] <= step:
+            row = json.loads(line) if line.endswith(b"\n") else {"step": math.inf}
+            again = evaluation_due and row["step"] == step and row.get("kind") == "validation"
+            if row["step"] <= step and not again:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None

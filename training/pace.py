@@ -9,6 +9,9 @@ RECENT_SECONDS = 60.0
 class Pace:
     """Estimates times to come: steps at their recent speed, evaluations and checkpoints as long as the last one took.
 
+    Checkpoints are written while training goes on, so they count with the time that training waits; the last of a run
+    with all of its time.
+
     What happens once counts for nothing: start-up lies outside the training time, and the first reading, in which
     kernels are chosen and buffers made, is forgotten with the second.
     """
@@ -18,6 +21,7 @@ class Pace:
         self.total_steps = total_steps
         self._every = {"evaluation": evaluate_every, "checkpoint": save_every}
         self._lasts = {"evaluation": 0.0, "checkpoint": 0.0}
+        self._writing = 0.0
         self._recent: deque[tuple[int, float]] = deque()
         self._steps, self._seconds = 0, 0.0  # of all in `_recent`
         self._readings = 0
@@ -32,15 +36,19 @@ class Pace:
         while self._seconds - self._recent[0][1] >= RECENT_SECONDS:
             self._forget_oldest()
 
-    def paused(self, occasion: str, seconds: float) -> None:
-        """Takes how long an "evaluation" or a "checkpoint" took."""
-        self._lasts[occasion] = seconds
+    def evaluated(self, seconds: float) -> None:
+        """Takes how long an evaluation took."""
+        self._lasts["evaluation"] = seconds
+
+    def saved(self, stall: float, seconds: float) -> None:
+        """Takes how long training waited for a checkpoint, and how long writing it took."""
+        self._lasts["checkpoint"], self._writing = stall, seconds
 
     def seconds_left(self, step: int) -> float:
         """From step `step` to the run's end, with the evaluation and the checkpoint there; infinite where unknown."""
         if step >= self.total_steps:
             return 0.0
-        at_the_end = self._lasts["checkpoint"]
+        at_the_end = self._lasts["checkpoint"] + self._writing
         if self._every["evaluation"] is not None:
             at_the_end += self._lasts["evaluation"]
         return self._seconds_between(step, self.total_steps) + at_the_end

@@ -183,7 +183,8 @@ def _begin(folder: Path, opening: Opening) -> None:
     beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
     (folder / LAUNCH).write_text(launch())
-    cut_back(folder / METRICS, opening.state["step"] if opening.state else 0)
+    state = opening.state or {"step": 0, "evaluation_due": False}
+    cut_back(folder / METRICS, state["step"], state["evaluation_due"])
 
 
 def launch() -> str:

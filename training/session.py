@@ -13,6 +13,7 @@ from model.gpt import build_gpt
 from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint import FOR_THE_MODEL, TrainingState, list_checkpoints, problem_of, weights_digest
+from training.checkpoint_writer import CheckpointWriter
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import (
@@ -56,8 +57,10 @@ class Session:
     byte_lengths: NDArray[np.int64] | None
     dataset_revision: str | None
     log: RunLog
+    writer: CheckpointWriter | None
+    """Of the process that saves."""
     uploads: BackgroundUploads | None
-    """Of the process that saves, where hub.every is set."""
+    """Of the same process, where hub.every is set."""
     trackers: Trackers | None
     """Of the same process, where the config names some."""
     reports: BackgroundReport | None
@@ -78,6 +81,16 @@ class Session:
         """The model with its loss, without DDP."""
         return self.trainer.module
 
+    @property
+    def cannot_save(self) -> bool:
+        """Whether this process, the one that saves, could not write a checkpoint."""
+        return self.writer is not None and self.writer.failed
+
+    def wait_for_writer(self) -> None:
+        """Waits, on the process that saves, until the last checkpoint is written; RunError if it could not be."""
+        assert self.writer is not None, "the process that saves has a writer"
+        self.writer.wait()
+
     def end(self) -> None:
         """Ends what is shown of the progress, and the process that writes the report; also a second time."""
         self.log.close()
@@ -85,7 +98,9 @@ class Session:
             self.reports.close()
 
     def leave(self) -> None:
-        """The same, and removes what is kept for uploads, whatever has ended the run."""
+        """The same, once a checkpoint under way is written; removes what is kept for uploads. Whatever ends the run."""
+        if self.writer is not None:
+            self.writer.close()
         self.end()
         if self.uploads is not None:
             self.uploads.abandon()
@@ -120,6 +135,7 @@ def build(
     clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
     log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
+    uploads = uploads_of(config, folder, log) if process.is_main else None
     return Session(
         folder=folder,
         dataset=dataset,
@@ -131,7 +147,8 @@ def build(
         byte_lengths=token_byte_lengths(tokenizer, config.model.vocab_size) if tokenizer else None,
         dataset_revision=revision,
         log=log,
-        uploads=uploads_of(config, folder, log) if process.is_main else None,
+        writer=CheckpointWriter(folder, config.checkpoint.keep, log, uploads) if process.is_main else None,
+        uploads=uploads,
         trackers=Trackers(folder, config, log) if process.is_main and config.tracking.trackers else None,
         reports=BackgroundReport(folder, log.say) if process.is_main else None,
     )

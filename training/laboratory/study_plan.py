@@ -13,6 +13,7 @@ from training.changes import compare_configs, shown
 from training.checkpoint import list_checkpoints, number_of
 from training.config import RunConfig
 from training.config_check import config_from_mapping
+from training.free_space import BYTES_PER_PARAMETER, size_in_words
 from training.laboratory.study_file import Study, StudyRun
 from training.metrics_file import read_metrics
 from training.run_folder import CONFIG, METRICS
@@ -25,8 +26,6 @@ the validation of the last step, over the whole range, and of `batch` only the s
 would mix two configs."""
 SHARE_OF_PRODUCTS = 1 / 3
 """Of the speed of large matrix products, what training is guessed to reach before anything has been measured."""
-BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: the weight and AdamW's two moments, in float32."""
 
 
 @dataclass(frozen=True)
@@ -239,8 +238,3 @@ def in_words(seconds: float) -> str:
         if seconds < limit:
             return f"{seconds / unit:.0f} {name}" if unit < 3600 else f"{seconds / unit:.1f} {name}"
     return f"{seconds / 86400:.1f} days"
-
-
-def size_in_words(size: float) -> str:
-    """A number of bytes for people."""
-    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"

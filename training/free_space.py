@@ -1,0 +1,76 @@
+"""Is there room on the disk for a run's checkpoints? Asked before it begins."""
+
+import shutil
+from itertools import islice
+from pathlib import Path
+
+from model.gpt import parameter_count
+from training.checkpoint import TrainingState, list_checkpoints, remove_dead_writes
+from training.config import RunConfig
+from training.errors import UserError
+from training.run_folder import Opening
+
+BYTES_PER_PARAMETER = 12
+"""Of a checkpoint: a weight and AdamW's two moments, in float32."""
+
+
+def check_free_space(folder: Path, config: RunConfig, opening: Opening, state: TrainingState, stop: int) -> None:
+    """Compares the free space with what the checkpoints of a run will need at most, up to a step.
+
+    Args:
+        folder: checkpoints/<run>, which is there.
+        config: of the run.
+        opening: how it is about to begin.
+        state: the one that it begins from.
+        stop: the step up to which it trains.
+
+    Raises:
+        UserError: it cannot be enough; both numbers are named.
+    """
+    remove_dead_writes(folder)
+    there = sum(_bytes_in(path) for path in list_checkpoints(folder))
+    disk = shutil.disk_usage(folder)
+    free = disk.free
+    if opening.checkpoint is None:  # what is there goes before the first is written, or stays for ever
+        free, there = free + (0 if opening.keeps_others else there), 0
+    needed = bytes_needed(config, state, stop, there)
+    if needed > free and disk.total:  # some file systems in a network do not tell
+        raise UserError(
+            f"{folder}: {size_in_words(free)} are free, and the checkpoints of this run will need up to "
+            f"{size_in_words(needed)} more, {size_in_words(_size_of_one(config))} each; make room, lower "
+            "checkpoint.keep, or write elsewhere with --output"
+        )
+
+
+def bytes_needed(config: RunConfig, state: TrainingState, stop: int, there: int) -> int:
+    """What a run's checkpoints will need at most beside those that it has: a new one is whole before an old one goes.
+
+    Args:
+        config: of the run.
+        state: the one that it begins from.
+        stop: the step up to which it trains.
+        there: bytes of the checkpoints that it has.
+    """
+    has_another_best = bool(config.evaluation.every) or state.best_step is not None
+    most = config.checkpoint.keep + has_another_best + 1
+    if config.hub.every:
+        most += 2  # one that is being uploaded and one that waits stay, though they are removed
+    intervals = (config.evaluation.every, config.checkpoint.every, config.hub.every)
+    steps = range(min(state.step + 1, stop), stop + 1)
+    saves = (step for step in steps if step == stop or any(every and step % every == 0 for every in intervals))
+    new = sum(1 for _ in islice(saves, most))
+    size = _size_of_one(config)
+    return min(new * size, max(size, most * size - there))
+
+
+def size_in_words(size: float) -> str:
+    """A number of bytes for people."""
+    return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.0f} MB"
+
+
+def _size_of_one(config: RunConfig) -> int:
+    return BYTES_PER_PARAMETER * parameter_count(config.model)
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
