@@ -53,8 +53,15 @@ def test_more_processes_than_gpus_are_refused(no_launcher: pytest.MonkeyPatch) -
     no_launcher.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"3 processes .* 2 GPUs.* --nproc_per_node=2 .*global batch stays the same"):
         Process.from_environment()
+
+
+def test_the_gpu_is_the_one_of_the_local_rank(no_launcher: pytest.MonkeyPatch) -> None:
+    """R47: on whichever machine the process is."""
+    no_launcher.setattr(torch.cuda, "is_available", lambda: True)
+    no_launcher.setattr(torch.cuda, "device_count", lambda: 2)
     no_launcher.setenv("LOCAL_WORLD_SIZE", "2")
     no_launcher.setenv("LOCAL_RANK", "1")
+    no_launcher.setenv("RANK", "5")
     assert Process.from_environment().device == torch.device("cuda", 1)
 
 
