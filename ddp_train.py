@@ -33,7 +33,7 @@ from training.config_file import load_run_config, run_name
 from training.data import (
     open_training_data,
 )
-from training.distributed import Process
+from training.distributed import Group, Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import InterruptionError, RunError, UserError
 from training.evaluation import BrokenOffError, Evaluated, evaluate
@@ -53,7 +53,9 @@ from training.run_folder import (
     begin,
     begun_by_this_launch,
     held,
+    note_launch,
     open_run,
+    refuse_to_start_beside,
     saved_overrides,
 )
 from training.session import Session, build, digests, first_state
@@ -106,12 +108,7 @@ def main(
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
-
-        def open_folder() -> dict[str, Any]:
-            stack.enter_context(held(folder))
-            return asdict(open_run(folder, config, resume, overwrite))
-
-        opening = Opening(**group.first("open", open_folder))
+        opening = open_together(folder, config, resume, overwrite, group, stack)
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
@@ -122,6 +119,21 @@ def main(
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
+
+
+def open_together(
+    folder: Path, config: RunConfig, resume: str | None, overwrite: bool, group: Group, stack: ExitStack
+) -> Opening:
+    """Decides on rank 0 how the run begins, and holds its folder until the stack ends. Collective."""
+
+    def open_folder() -> dict[str, Any]:
+        stack.enter_context(held(folder))
+        return asdict(open_run(folder, config, resume, overwrite))
+
+    opening = Opening(**group.first("open", open_folder))
+    if opening.checkpoint is None and not overwrite:
+        group.first("beside", lambda: refuse_to_start_beside(folder), per_node=True)
+    return opening
 
 
 def check_services(config: RunConfig) -> None:
@@ -148,6 +160,7 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
         with Interruption(group) as interruption:
             group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
             group.first("begin", lambda: begin(folder, opening))
+            group.first("launch", lambda: note_launch(folder), per_node=True)
             session.log.start(state.step, state.seconds, state.tokens, best_of(state))
             group.first("announce", partial(announce, session, opening, state))
             state = train(session, with_comparable_best(state, opening.changed), stop, interruption)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ranks import ALONE, on_ranks
 
 from model.gpt import build_gpt
 from training.config import REPOSITORY
-from training.distributed import Group, Process, agreed_name, use_all_cores
+from training.distributed import Group, Process, use_all_cores
 from training.errors import UserError
 from training.loss import SequenceLoss
 
@@ -196,18 +195,6 @@ def test_cores_are_shared_where_the_launcher_would_leave_them_idle(
         assert torch.get_num_threads() == (3 if shared else before)
     finally:
         torch.set_num_threads(before)
-
-
-def test_ranks_agree_on_a_name_that_no_ended_start_has_used() -> None:
-    """torchrun's store outlives its workers: an answer of the rank 0 before is one to a rank that is no more."""
-    store = dist.HashStore()
-    names = []
-    for _ in range(3):
-        with ThreadPoolExecutor(3) as pool:
-            given = [pool.submit(agreed_name, store, rank, 3) for rank in (1, 2, 0)]
-        (name,) = {future.result() for future in given}
-        names.append(name)
-    assert len(set(names)) == 3
 
 
 RESTARTED = """

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ddp_train
 import training.session
-from training import distributed
-from training.distributed import Group
-from training.errors import RunError
 
 WEIGHTS = "latest/model.safetensors"
 TIMES = ("seconds", "tokens_per_second")
@@ -86,6 +84,28 @@ def test_nodes_that_share_nothing_go_on_when_a_worker_is_killed(workplace: Workp
     assert (run.folder / WEIGHTS).read_bytes() == (whole.folder / WEIGHTS).read_bytes()
 
 
+def train_with_own_output(config: str, datasets: Path, outputs: list[Path], options: dict[str, Any]) -> None:
+    """As a worker whose node has an output folder of its own."""
+    train_in_folder(config, datasets, outputs[int(os.environ["GROUP_RANK"])], options)
+
+
+@pytest.mark.slow
+def test_rank_0_on_another_node_does_not_begin_anew(workplace: Workplace) -> None:
+    """Where nothing is shared, the machines in another order would train the run from its beginning."""
+    config = workplace.write_config(evaluation={"every": None})
+    outputs = [workplace.folder / "a", workplace.folder / "b"]
+    workplace.train_here(config, output="b", stop_after=1)
+    before = sorted(outputs[1].rglob("*"))
+    with pytest.raises(
+        Exception, match=r"b/run: on .* it holds step_00000001 of this run, and on the machine of rank 0"
+    ):
+        as_workers(
+            2, train_with_own_output, str(config), workplace.datasets, outputs, {"resume": "auto"}, nodes=2, timeout=90
+        )
+    assert sorted(outputs[1].rglob("*")) == before
+    assert not (outputs[0] / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_run_goes_on_without_a_node_that_leaves(workplace: Workplace) -> None:
     """With `--nnodes 1:2` and one folder: the one that stays replans, says so in a line, and no step is lost or twice.
@@ -94,7 +114,7 @@ def test_a_run_goes_on_without_a_node_that_leaves(workplace: Workplace) -> None:
     """
     workplace.write_tokens(tokens=np.arange(200_000) % 200)
     config = workplace.write_config(
-        data={"train_tokens": 300 * 512, "validation_start": 190_000},
+        data={"train_tokens": 150 * 512, "validation_start": 190_000},
         evaluation={"every": 100},
         checkpoint={"every": 10},
     )
@@ -113,7 +133,7 @@ def test_a_run_goes_on_without_a_node_that_leaves(workplace: Workplace) -> None:
     events = events_of(run)
     assert [(name, processes) for name, _, processes in events] == [("start", 2), ("resume", 1), ("finished", 0)]
     assert "1 process x microbatch 4 x accumulation 4 (the config says 2 x 4 x 2: the same run)" in run.errors
-    assert [line["step"] for line in run.of_kind("train")] == list(range(1, 301))
+    assert [line["step"] for line in run.of_kind("train")] == list(range(1, 151))
     saved = Counter(line["step"] for line in run.of_kind("event") if line["event"] == "checkpoint")
     assert set(saved.values()) == {1}
     assert run.errors.count("Report: ") == 1
@@ -186,8 +206,7 @@ def train_where_one_is_slow(config: str, datasets: Path, output: Path) -> None:
     def only_in_training(self: DistributedDataParallel, *_inputs: Any) -> None:
         assert self.module.training, "one rank alone could be here, and the others would not answer"
 
-    join = dist.init_process_group
-    dist.init_process_group = lambda *names, **given: join(*names, timeout=timedelta(seconds=TIMEOUT), **given)
+    dist.init_process_group = partial(dist.init_process_group, timeout=timedelta(seconds=TIMEOUT))
     init = DistributedDataParallel.__init__
 
     def with_check(self: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
@@ -217,32 +236,3 @@ def test_nobody_waits_in_a_collective_while_one_process_works(workplace: Workpla
     run = Finished(0, "", "", workplace.checkpoints / "run")
     assert [line["step"] for line in run.of_kind("validation")] == [2, 4]
     assert events_of(run)[-1] == ("finished", 4, 0)
-
-
-def wait_for_a_node_that_hangs(group: Group) -> None:
-    """Node 0 waits for what node 1, alive but silent, does not do."""
-    distributed.SECONDS_OF_SILENCE = 0.5
-    if group.process.node == 1:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    group.first("never", lambda: None, per_node=True)
-
-
-def test_a_node_that_is_gone_is_not_waited_for_for_ever() -> None:
-    """torchrun tells no agent that another has ended: who waits must find out."""
-    with pytest.raises(Exception, match=r"LostError: node 0: node 1 has given no sign of life for 0 seconds"):
-        as_workers(2, in_group, nodes=2, timeout=60)
-
-
-def in_group() -> None:
-    """A worker that joins, with signs of life in quick succession."""
-    distributed.SECONDS_BETWEEN_SIGNS = 0.1
-    with distributed.Process.from_environment().group() as group:
-        wait_for_a_node_that_hangs(group)
-
-
-def test_a_node_that_never_comes_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its worker may have ended with a mistake of that machine's before it joined."""
-    monkeypatch.setattr(distributed, "SECONDS_TO_START", 0.1)
-    for rank, missing in ((0, 1), (1, 0)):
-        with pytest.raises(RunError, match=f"rank {missing} has not started within 0 seconds"):
-            distributed.agreed_name(dist.HashStore(), rank, 2)

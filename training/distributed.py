@@ -7,9 +7,6 @@ collectives, which every process must reach in step, and `first`, where one proc
 
 import json
 import os
-import secrets
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,20 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.errors import InterruptionError, RunError, UserError
 from training.launcher import leave_with_launcher
+from training.meeting import LostError, agreed_name, give_signs_of_life, wait_for
 
 Result = TypeVar("Result")
 
 _AS_LONG_AS_IT_TAKES = timedelta(days=365)
-SECONDS_TO_START = 600.0
-"""Within which all processes have come, once the launchers have found each other."""
-SECONDS_OF_SILENCE = 120.0
-"""After which another machine that is waited for is given up."""
-SECONDS_BETWEEN_SIGNS = 5.0
-"""In which each machine says that it is there."""
-
-
-class LostError(RunError):
-    """Another process of the run is gone, or does not answer."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +96,8 @@ class Process:
             world_size=self.world_size,
         )
         group = Group(self, dist.PrefixStore("first", store))
-        group.give_signs_of_life()
+        if self.nodes > 1 and self.local_rank == 0:
+            give_signs_of_life(group.store, self.node)
         try:
             yield group
         except BaseException as error:
@@ -182,7 +171,10 @@ class Group:
             self.store.set(f"{name}/{self.process.node if per_node else 0}", json.dumps(outcome))
         keys = [f"{name}/{node}" for node in range(self.process.nodes if per_node else 1)]
         for node, key in enumerate(keys):
-            self._wait(key, node)
+            if self.process.nodes == 1:  # torchrun sees who ends, and ends the others
+                self.store.wait([key], _AS_LONG_AS_IT_TAKES)
+            else:
+                wait_for(self.store, key, node)
         outcomes = [json.loads(self.store.get(key)) for key in keys]
         for outcome in outcomes:
             if "mistake" in outcome:
@@ -191,35 +183,6 @@ class Group:
                 raise RunError(outcome["failure"])
         result: Result = outcomes[self.process.node if per_node else 0]["result"]
         return result
-
-    def give_signs_of_life(self) -> None:
-        """Lets the machines of a run know that this one is there. On one machine torchrun sees who ends."""
-        if self.process.nodes == 1 or self.process.local_rank > 0:
-            return
-
-        def give() -> None:
-            with suppress(RuntimeError):  # the store is gone, and soon this process
-                while True:
-                    self.store.add(f"signs of {self.process.node}", 1)
-                    time.sleep(SECONDS_BETWEEN_SIGNS)
-
-        threading.Thread(target=give, name="signs-of-life", daemon=True).start()
-
-    def _wait(self, key: str, node: int) -> None:
-        """Waits for a key that some node is to set: as long as it takes, and while it gives signs of life."""
-        if self.process.nodes == 1:
-            self.store.wait([key], _AS_LONG_AS_IT_TAKES)
-        signs, since = -1, time.monotonic()
-        while not self.store.check([key]):
-            time.sleep(0.02)
-            if time.monotonic() - since > SECONDS_OF_SILENCE:
-                now = self.store.add(f"signs of {node}", 0)
-                if now == signs:
-                    raise LostError(
-                        f"node {self.process.node}: node {node} has given no sign of life for {SECONDS_OF_SILENCE:.0f} "
-                        "seconds while it was waited for; its own messages may say why; go on with --resume latest"
-                    )
-                signs, since = now, time.monotonic()
 
     def process_ids(self) -> list[int]:
         """The process ids of the ranks on this node. Every rank must call this."""
@@ -264,47 +227,6 @@ class Group:
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
-
-
-def agreed_name(store: dist.Store, rank: int, world_size: int) -> str:
-    """A name that the ranks running now agree on, and none of those before a restart has used.
-
-    torchrun's agents keep their store when they start the workers again, so what an ended rank 0 has left there would
-    answer for the new one. No variable tells the starts apart: agents count only the restarts that they began.
-    Every rank must call this.
-
-    Args:
-        store: of the launcher.
-        rank: this process's.
-        world_size: ranks that must agree.
-
-    Raises:
-        RunError: not all of them have come in SECONDS_TO_START; torchrun tells nobody that another machine's ended.
-    """
-    own, deadline = secrets.token_hex(8), time.monotonic() + SECONDS_TO_START
-    if rank > 0:
-        store.set(f"asks/{rank}", own)
-        while not store.check([f"name for {own}"]):  # only a rank 0 that has read `own` writes this
-            _give_up_after(deadline, "rank 0")
-        name = store.get(f"name for {own}").decode()
-        store.set(f"{name}/has/{rank}", "")
-        return name
-    waiting = set(range(1, world_size))
-    while waiting:
-        for other in waiting:
-            if store.check([f"asks/{other}"]):  # may be what an ended process has left: asked again until it is not
-                store.set(f"name for {store.get(f'asks/{other}').decode()}", own)
-        waiting = {other for other in waiting if not store.check([f"{own}/has/{other}"])}
-        _give_up_after(deadline, f"rank {min(waiting, default=0)}")
-    return own
-
-
-def _give_up_after(deadline: float, who: str) -> None:
-    if time.monotonic() > deadline:
-        raise RunError(
-            f"{who} has not started within {SECONDS_TO_START:.0f} seconds; what was said on its machine may tell why"
-        )
-    time.sleep(0.01)
 
 
 def use_all_cores(local_world_size: int) -> None:
