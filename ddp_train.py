@@ -32,7 +32,7 @@ from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
 from training.data import check_described_vocabulary, open_training_data
 from training.datasets_folder import known_datasets, missing_dataset
-from training.distributed import Process
+from training.distributed import Group, Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import InterruptionError, RunError, UserError
 from training.evaluation import BrokenOffError, Evaluated, evaluate
@@ -52,7 +52,9 @@ from training.run_folder import (
     begin,
     begun_by_this_launch,
     held,
+    note_launch,
     open_run,
+    refuse_to_start_beside,
     saved_overrides,
 )
 from training.session import Session, build, digests, first_state
@@ -108,12 +110,7 @@ def main(
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
-
-        def open_folder() -> dict[str, Any]:
-            stack.enter_context(held(folder))
-            return asdict(open_run(folder, config, resume, overwrite))
-
-        opening = Opening(**group.first("open", open_folder))
+        opening = open_together(folder, config, resume, overwrite, group, stack)
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
@@ -124,6 +121,21 @@ def main(
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
+
+
+def open_together(
+    folder: Path, config: RunConfig, resume: str | None, overwrite: bool, group: Group, stack: ExitStack
+) -> Opening:
+    """Decides on rank 0 how the run begins, and holds its folder until the stack ends. Collective."""
+
+    def open_folder() -> dict[str, Any]:
+        stack.enter_context(held(folder))
+        return asdict(open_run(folder, config, resume, overwrite))
+
+    opening = Opening(**group.first("open", open_folder))
+    if opening.checkpoint is None and not overwrite:
+        group.first("beside", lambda: refuse_to_start_beside(folder), per_node=True)
+    return opening
 
 
 def check_services(config: RunConfig) -> None:
@@ -156,7 +168,9 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
         group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
         with Interruption(group) as interruption:
             group.first("begin", lambda: begin(folder, opening))
-            announce(session, opening, state)
+            group.first("launch", lambda: note_launch(folder), per_node=True)
+            session.log.start(state.step, state.seconds, state.tokens, best_of(state))
+            group.first("announce", partial(announce, session, opening, state))
             state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         session.log.say(nothing_left(session, opening, state))
@@ -184,7 +198,7 @@ def nothing_left(session: Session, opening: Opening, state: TrainingState) -> st
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
-    """Says what is about to happen, and records where it happens."""
+    """Says what is about to happen, and records where it happens, with digests of the data; one process does this."""
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
     documents = session.data.rows.summary
     validation_documents = session.validation.summary if session.validation is not None else None
@@ -195,7 +209,6 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     for remark in opening.remarks:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
-    log.start(state.step, state.seconds, state.tokens, best_of(state))
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
     where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
     log.event(
@@ -216,7 +229,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         machine=process.machine(),
         torch=torch.__version__,
         dataset_revision=session.dataset_revision,
-        **(digests(session, opening) if process.is_main else {}),
+        **digests(session, opening),
     )
     if session.trackers is not None:
         session.trackers.start(state.step)

@@ -257,7 +257,7 @@ def recorded_total(path: Path) -> int | None:
     """The steps of a run, as its beginning recorded them; None where it did not yet."""
     try:
         with path.open("rb") as file:
-            total = json.loads(file.readline())["total_steps"]
+            total = parse_json(file.readline())["total_steps"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return total if isinstance(total, int) else None
