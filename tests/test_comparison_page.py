@@ -167,7 +167,7 @@ def test_verdicts_are_seen_and_explained_in_a_narrow_window(page: webdriver.Chro
     finally:
         page.set_window_size(1400, 2000)
     legend = [text.text for text in page.find_elements(By.CSS_SELECTOR, "#differences .legendtext")]
-    assert legend == ["better", "inside the noise", INTERVAL, "± one standard deviation of the baseline's 2 seeds"]
+    assert legend == ["worse", "inside the noise", INTERVAL, "± one standard deviation of the baseline's 2 seeds"]
 
 
 @pytest.mark.slow
