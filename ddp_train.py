@@ -30,9 +30,8 @@ from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
-from training.data import (
-    open_training_data,
-)
+from training.data import check_described_vocabulary, open_training_data
+from training.datasets_folder import known_datasets, missing_dataset
 from training.distributed import Group, Process
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import InterruptionError, RunError, UserError
@@ -67,7 +66,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def main(
     run: Annotated[str, typer.Argument(help="A config: its name (configs/RUN.yaml) or the path of a YAML file.")],
-    datasets: Annotated[Path, typer.Argument(help="Folder of the datasets; what is missing is fetched into it.")],
+    datasets: Annotated[
+        Path,
+        typer.Argument(help="Folder of the datasets; what is missing is fetched into it.", callback=known_datasets),
+    ],
     resume: Annotated[
         str | None,
         typer.Option(help="Go on from: latest, best, a checkpoint's name, or auto (start if there is none)."),
@@ -144,21 +146,27 @@ def check_services(config: RunConfig) -> None:
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
-    """Prints what the run would do; the data are looked at only where the config leaves their length open."""
+    """Prints what the run would do; the data are looked at only where the config leaves their length open.
+
+    Raises:
+        UserError: the dataset is there and has ids that the model does not have.
+    """
     total_steps, documents = config.total_steps, None
+    check_described_vocabulary(config, datasets / config.data.dataset)
     if total_steps is None and (datasets / config.data.dataset).is_dir():
         data = open_training_data(config, datasets / config.data.dataset)
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        print("\n".join([*plan_lines(config, layout, total_steps, process.device.type, documents), *remarks]))
+        lines = plan_lines(config, layout, total_steps, process.device.type, documents)
+        print("\n".join([*lines, *missing_dataset(config.data.dataset, datasets), *remarks]))
 
 
 def carry_out(session: Session, opening: Opening, state: TrainingState, stop: int) -> TrainingState:
     """Trains up to update `stop` and writes the result, or does what is missing of that; the state then. Collective."""
     group, folder = session.group, session.folder
     if opening.checkpoint is None or state.step < stop or (state.step == stop and state.evaluation_due):
+        group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
         with Interruption(group) as interruption:
-            group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
             group.first("begin", lambda: begin(folder, opening))
             group.first("launch", lambda: note_launch(folder), per_node=True)
             session.log.start(state.step, state.seconds, state.tokens, best_of(state))
@@ -278,9 +286,13 @@ def catch_up(session: Session, state: TrainingState, interruption: Interruption)
 
 def leave(session: Session, state: TrainingState) -> Never:
     """Records and says that the run was interrupted, and where, once that is saved. Collective."""
-    session.group.first("leave", session.wait_for_writer)
-    session.log.event(state.step, "interrupted")
-    session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+
+    def tell() -> None:
+        session.wait_for_writer()
+        session.log.event(state.step, "interrupted")
+        session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
+
+    session.group.first("interrupted", tell)
     raise InterruptionError
 
 

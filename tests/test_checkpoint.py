@@ -15,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Workplace
 from safetensors.torch import load_file
 from small_checkpoints import IDS, TINY, adamw, save, state_at, train
 
+import ddp_train
 from model.gpt import build_gpt
 from training import checkpoint
 from training.checkpoint import (
@@ -37,6 +39,7 @@ from training.checkpoint import (
     write_checkpoint,
 )
 from training.errors import UserError
+from training.evaluation import Evaluated
 from training.restore import load_model
 
 
@@ -294,6 +297,32 @@ def test_a_kill_while_publishing_leaves_the_way_on(
     assert (tmp_path / "step_00000002").exists()
     publish(tmp_path, snapshot_at(7, best_step=7), keep=1)
     assert names_in(tmp_path) == {"step_00000007", "latest", "best"}
+
+
+@pytest.mark.slow
+def test_one_latest_for_all_processes(workplace: Workplace) -> None:
+    """R04: saved by two processes, then by one, then by two: all of them go on where the run is."""
+    config = workplace.write_config(evaluation={"every": None}, checkpoint={"every": None})
+    workplace.train_on_ranks(config, 2, stop_after=3)
+    workplace.train_here(config, resume="latest", stop_after=6)
+    run = workplace.train_on_ranks(config, 2, resume="latest", stop_after=8)
+    assert [event["step"] for event in run.of_kind("event") if event["event"] == "resume"] == [3, 6]
+    assert [line["step"] for line in run.of_kind("train")] == list(range(1, 9))
+    assert list(workplace.checkpoints.rglob("*latest*")) == [run.folder / "latest"]
+    assert os.readlink(run.folder / "latest") == "step_00000008"
+
+
+def test_a_loss_that_is_not_finite_is_never_the_best(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R09: of validation losses 5, NaN and 4 the third is best, though every comparison with NaN is false."""
+    losses = iter([5.0, float("nan"), 4.0])
+    monkeypatch.setattr(ddp_train, "evaluate", lambda *_: Evaluated(2048 * next(losses), 2048, None))
+    run = workplace.train_here(
+        workplace.write_config(data={"train_tokens": 3 * 512}, evaluation={"every": 1}, checkpoint={"every": 1})
+    )
+    assert [line["loss"] for line in run.of_kind("validation")] == [5.0, None, 4.0]
+    saved = [event["best"] for event in run.of_kind("event") if event["event"] == "checkpoint"]
+    assert saved == [True, False, True]
+    assert os.readlink(run.folder / "best") == "step_00000003"
 
 
 # Finding and keeping

@@ -114,12 +114,16 @@ def test_what_has_no_result_is_no_result(tmp_path: Path) -> None:
 
 
 def test_lengths_that_differ_by_a_step_are_the_same(tmp_path: Path) -> None:
-    """train_tokens is rounded up to whole steps, so batches of other sizes end apart."""
-    reference = result_of(tmp_path / "a")
-    assert remarks_on(replace(reference, train_tokens=20480 + 1023), reference) == []
-    longer = replace(reference, name="b", train_tokens=20480 + 1024)
-    assert remarks_on(longer, reference) == ["other token count: trained on 21,504 against 20,480"]
+    """train_tokens is rounded up to whole steps, so batches of other sizes end apart, if only by a hundredth."""
+    reference = replace(result_of(tmp_path / "a"), train_tokens=204_800)
+    assert remarks_on(replace(reference, train_tokens=204_800 + 1023), reference) == []
+    longer = replace(reference, name="b", train_tokens=204_800 + 1024)
+    assert remarks_on(longer, reference) == ["other token count: trained on 205,824 against 204,800"]
     assert remarks_on(replace(longer, tokens_per_step=2048), reference) == []
+    assert remarks_on(replace(longer, tokens_per_step=4096, train_tokens=204_800 + 2048), reference) == []
+    one_step = replace(longer, tokens_per_step=16_000, train_tokens=16_000)
+    short = replace(reference, train_tokens=2560)
+    assert remarks_on(one_step, short) == ["other token count: trained on 16,000 against 2,560"]
 
 
 def test_changes_are_told_by_intervention_and_by_key(tmp_path: Path) -> None:

@@ -345,6 +345,13 @@ def test_what_exists_is_not_overwritten(write: Write, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     with pytest.raises(UserError, match=r"link: exists already"):
         write(output="link")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file: is no folder, so that nothing can be written below it"):
+        write(output="file/deep/out")
+    (tmp_path / "metrics.jsonl").touch()
+    for name in ("step_00000099", "latest", "config.yaml"):
+        with pytest.raises(UserError, match=f"{name}: is a name that the run's own files have in its folder"):
+            write(output=name)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 

@@ -161,6 +161,11 @@ def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"pipe\.gguf: exists already"):
         write(tmp_path, "tied-bias", output=tmp_path / "pipe.gguf")
     assert (tmp_path / "pipe.gguf").is_fifo()
+    (tmp_path / "folder.gguf").mkdir()
+    with pytest.raises(UserError, match=r"folder\.gguf: exists already"):
+        write(tmp_path, "tied-bias", output=tmp_path / "folder.gguf")
+    with pytest.raises(UserError, match=r"model\.gguf: is no folder, so that nothing can be written below it"):
+        write(tmp_path, "tied-bias", output=path / "below.gguf")
 
 
 def test_what_another_process_has_made_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

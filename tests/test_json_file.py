@@ -6,7 +6,7 @@ import pytest
 
 from training import json_file
 from training.errors import UserError
-from training.json_file import read_json_object, strict_json
+from training.json_file import append_objects, read_json_object, strict_json
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,24 @@ def test_json_of_ours_is_strict() -> None:
     """At any depth; True stays true."""
     values = {"a": float("nan"), "b": [1.5, (float("inf"), {"c": -float("inf")})], "d": True, "e": "NaN"}
     assert strict_json(values) == '{"a": null, "b": [1.5, [null, {"c": null}]], "d": true, "e": "NaN"}'
+
+
+@pytest.mark.parametrize(
+    ("before", "kept"),
+    [
+        (None, ""),
+        ("", ""),
+        ('{"a": 1}\n', '{"a": 1}\n'),
+        ('{"a": 1}\n{"b": "cu', '{"a": 1}\n'),
+        ('{"b": "cu', ""),
+        ('{"a": 1}\n{"b": 2}', '{"a": 1}\n{"b": 2}\n'),
+        ("[" * 100_000, ""),
+    ],
+)
+def test_objects_are_added_on_lines_of_their_own(tmp_path: Path, before: str | None, kept: str) -> None:
+    """Whatever a crash has cut off; a last line that only lacks its newline stays."""
+    path = tmp_path / "a.jsonl"
+    if before is not None:
+        path.write_text(before)
+    append_objects(path, {"c": float("nan")}, {"d": "é"})
+    assert path.read_text() == kept + '{"c": null}\n{"d": "\\u00e9"}\n'

@@ -78,6 +78,21 @@ def test_last_line_that_only_lacks_its_newline_counts(tmp_path: Path) -> None:
         (json.dumps(train_row(2, clipped=1)), "clipped must be a finite bool, got 1"),
         (json.dumps(train_row(1)), "step 1 comes after step 1"),
         ("\udcff", "codec can't decode"),
+        ("[" * 100_000, "nested too deeply"),
+        (json.dumps(event(2, "resume", total_steps="20")), "total_steps must be a finite int, got '20'"),
+        (json.dumps(event(2, "resume", parameters=[1])), "parameters must be a finite int, got [1]"),
+        (json.dumps(event(2, "checkpoint", seconds="x")), "seconds must be a finite float, got 'x'"),
+        (json.dumps(event(2, "start", weights_sha256=5)), "weights_sha256 must be printable text, got 5"),
+        (
+            json.dumps(event(2, "start", tokenizer_sha256="\ud800")),
+            r"tokenizer_sha256 must be printable text, got '\ud800'",
+        ),
+        (json.dumps(event(2, "start", layout="x")), "layout must be an object, got 'x'"),
+        (json.dumps(event(2, "resume", changed=5)), "changed must be an object, got 5"),
+        (json.dumps(event(2, "resume", changed={"a": [1]})), "changed.a must be the old and the new value, got [1]"),
+        (json.dumps(event(2, "start", documents={})), "documents must be a finite int, got 'nothing'"),
+        (json.dumps(event(2**54, "start")), "step must be a finite int"),
+        (json.dumps(validation_row(2, 3.0, seconds="x")), "seconds must be a finite float, got 'x'"),
     ],
 )
 def test_garbage_names_file_and_line(tmp_path: Path, line: str, problem: str) -> None:

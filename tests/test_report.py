@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from recorded_runs import bad_row, begin, event, full_run, train_row, validation_row, write_run
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.metrics_file import read_metrics
 from training.report import summary_lines, write_report
 
@@ -226,6 +226,24 @@ def test_broken_config_is_named(tmp_path: Path, text: bytes) -> None:
     run = full_run(tmp_path / "run")
     (run / "config.yaml").write_bytes(text)
     with pytest.raises(UserError, match=r"config\.yaml"):
+        write_report(run)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("optimizer", [1]), ("optimizer.clip_norm", "x"), ("data", "x"), ("interventions", 5), ("overrides", "x")],
+)
+def test_config_of_wrong_kinds_is_named(tmp_path: Path, key: str, value: Any) -> None:
+    section, _, name = key.partition(".")
+    run = write_run(tmp_path / "run", [train_row(1)], {section: {name: value} if name else value})
+    with pytest.raises(UserError, match=rf"config\.yaml: {key}: is not as training writes it"):
+        write_report(run)
+
+
+def test_a_report_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    run = full_run(tmp_path / "run")
+    (run / "report.md").mkdir()
+    with pytest.raises(RunError, match=r"report\.md: cannot be written"):
         write_report(run)
 
 

@@ -144,7 +144,7 @@ def test_wrappers_leave_no_trace(tmp_path: Path, wrapping: str) -> None:
     folder = write_checkpoint(tmp_path, take_snapshot(wrapped, optimizer, state_at(1)))
 
     names = {name for name, _ in build_gpt(TINY, seed=0).named_parameters()}
-    assert set(load_file(folder / "model.safetensors")) == names
+    assert set(load_file(folder / "model.safetensors")) == names  # R12: parameters, and no mask or other buffer
     kinds = ("exp_avg", "exp_avg_sq", "step")
     expected = {f"{kind}.{name}" for kind in kinds for name in names}
     assert set(load_file(folder / "optimizer.safetensors")) == expected

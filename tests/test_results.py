@@ -84,6 +84,15 @@ def test_runs_that_differ_in_seeds_alone_are_one_group(tmp_path: Path) -> None:
     assert [result.name for result in results] == ["first", "other", "second"]
 
 
+def test_names_can_be_shown(tmp_path: Path) -> None:
+    """On one line, without what a terminal would obey, also where the folder's folder is named with it."""
+    odd = "a\n\x1b[31m\u202e"
+    folders = [write_result(tmp_path / "first" / odd, 4.2), write_result(tmp_path / odd / odd, 4.1, (1, 1))]
+    shown = r"a\n\x1b[31m\u202e"
+    assert read_result(folders[0]).name == shown
+    assert [result.name for result in read_results(folders)] == [f"first/{shown}", f"{shown}/{shown}"]
+
+
 def test_key_that_is_left_out_is_its_default(tmp_path: Path) -> None:
     folders = [
         write_result(tmp_path / "first", 4.2),

@@ -202,7 +202,7 @@ def test_equal_losses_have_no_deviation() -> None:
     assert deviation_interval(0.0, 3) is None
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e300, -1e76])
 def test_a_loss_that_is_not_finite_is_no_number_to_reckon_with(odd: float) -> None:
     assert math.isnan(mean_of([1.0, odd]))
     deviation = deviation_of([1.0, odd, 2.0])

@@ -106,13 +106,15 @@ set: {optimizer: {learning_rate: 1e-3}, precision: {amp: off}, data: {shuffle: y
 
 def test_batch_sizes_are_at_equal_tokens(configs: Configs) -> None:
     """The base's own size, 16 here, comes first; evaluations and checkpoints keep their distance in tokens."""
-    study = load_study(write_study(configs, ONE_SEED + "batch_sizes: [4, 16, 5, 80]"))
+    text = ONE_SEED + "batch_sizes: [4, 16, 5, 80]\nset: {data: {train_tokens: 327_680}}"
+    study = load_study(write_study(configs, text))
     assert (study.baseline, study.batch_sizes) == ("batch-16", (4, 16, 5, 80))
     found = {run.group: run.config for run in study.runs}
     assert list(found) == ["batch-16", "batch-4", "batch-5", "batch-80"]
     for group, config in found.items():
         assert config.global_batch == int(group.removeprefix("batch-"))
-        assert config.data.train_tokens == 5120
+        assert config.data.train_tokens == 327_680
+        assert config.total_steps == 320 // config.global_batch
     splits = {group: (config.batch.world_size, config.batch.microbatch) for group, config in found.items()}
     assert splits == {"batch-16": (2, 8), "batch-4": (2, 2), "batch-5": (1, 5), "batch-80": (2, 40)}
     intervals = {group: (config.evaluation.every, config.checkpoint.every) for group, config in found.items()}
@@ -142,6 +144,13 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
     ("text", "expected"),
     [
         ("", ["seeds: is needed"]),
+        (
+            "interventions: [no-dropuot]\nseedz: [{weights: 1, training: 2}]\n",
+            [
+                r"seedz: unknown key; did you mean seeds\?",
+                r"interventions: no-dropuot is no .*; did you mean no-dropout\?",
+            ],
+        ),
         (ONE_SEED, ["a study compares either interventions .* or batch_sizes; give one of the two"]),
         (
             ONE_SEED + "intervention: [no-dropout]\nset: {optimizer: {learning_rat: 1}}",
@@ -250,4 +259,22 @@ def test_a_study_that_is_not_there(name: str, message: str) -> None:
 def test_a_base_that_is_not_there(configs: Configs) -> None:
     path = configs.write(f"base: nowhere\ninterventions: [no-dropout]\n{ONE_SEED}", "mine")
     with pytest.raises(ConfigError, match=r"mine.yaml: .*base: nowhere: there is no configs/nowhere.yaml"):
+        load_study(str(path))
+
+
+def test_batch_sizes_that_cannot_have_equal_tokens_are_refused(configs: Configs) -> None:
+    """163,840 tokens are 160 sequences, 162 in whole steps of 9; the 161 of 7 are within a hundredth."""
+    found = problems(configs, ONE_SEED + "batch_sizes: [16, 1000, 9, 7]\nset: {data: {train_tokens: 163_840}}")
+    assert [problem.partition(", and")[0] for problem in found] == [
+        "batch-1000: its whole steps make 1,024,000 tokens, those of other sizes 163,840",
+        "batch-9: its whole steps make 165,888 tokens, those of other sizes 163,840",
+    ]
+    load_study(write_study(configs, ONE_SEED + "batch_sizes: [16, 1000]\nset: {data: {train_tokens: -1}}"))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a\nb", "\x1b[31mred", "a|b", "<b>", "-x"])
+def test_a_name_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(ONE_SEED)
+    with pytest.raises(ConfigError, match=r"the study's name, .* must be a name of letters, digits"):
         load_study(str(path))

@@ -10,15 +10,18 @@ import pytest
 from small_study import record_run, write_study
 
 from training.errors import UserError
-from training.laboratory.study_plan import read_run_state
+from training.laboratory.study_plan import Estimate, RunState, read_run_state
 from training.laboratory.study_runner import (
+    Machine,
     Progress,
     check_machine,
     held,
     last_step,
     open_data,
+    recorded_total,
     refresh_result,
     refuse_changed,
+    train_missing,
 )
 from training.lookup import find_run_or_beginning
 
@@ -48,6 +51,43 @@ def test_a_result_that_cannot_be_drawn_is_no_reason_to_stop_training(
     monkeypatch.setattr("training.laboratory.study_runner.write_result", fails)
     refresh_result(write_study(tmp_path), tmp_path, {}, Progress())
     assert "the result could not be written: no axis" in capsys.readouterr().err
+
+
+def test_a_file_of_the_study_that_cannot_be_written_fails_its_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first run's config and the second's log are folders, and so is the record of what runs took."""
+    study = write_study(tmp_path)
+    study = replace(study, runs=study.runs[:3])
+    first, second, third = (run.name for run in study.runs)
+    for folder in (f"configs/{first}.yaml", f"logs/{second}.log", "launches.jsonl"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.setattr("training.laboratory.study_runner.training_command", lambda *_: ["true"])
+    record_run(tmp_path, study.runs[2], 5.0)
+    states = {run.name: RunState(0, 20, finished=False) for run in study.runs}
+    estimate = Estimate({run.name: run for run in study.runs}, (), 1e6)
+    assert train_missing(study, states, estimate, Machine(tmp_path, tmp_path, 1, None)) == [first, second]
+    assert states[third].finished
+    said = capsys.readouterr().err
+    assert (
+        f"run 1 of 3, {first}: failed after 0 s: [Errno 21] Is a directory: '{tmp_path}/configs/{first}.yaml'" in said
+    )
+    assert f"run 2 of 3, {second}: failed after 0 s: [Errno 21] Is a directory: '{tmp_path}/logs/{second}.log'" in said
+    assert "what the run took could not be recorded: [Errno 21] Is a directory" in said
+
+
+def test_a_run_that_was_killed_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its last line is no fault."""
+    study = write_study(tmp_path)
+    study = replace(study, runs=study.runs[:1])
+    end = ["sh", "-c", "echo step 20: validation loss 8.5 >&2; kill -9 $$"]
+    monkeypatch.setattr("training.laboratory.study_runner.training_command", lambda *_: end)
+    states = {run.name: RunState(0, 20, finished=False) for run in study.runs}
+    estimate = Estimate({run.name: run for run in study.runs}, (), 1e6)
+    assert train_missing(study, states, estimate, Machine(tmp_path, tmp_path, 1, None)) == [study.runs[0].name]
+    assert "failed after 0 s: it was ended by signal 9 (Killed)\n" in capsys.readouterr().err
 
 
 def test_a_runs_folder_is_no_studys(tmp_path: Path) -> None:
@@ -91,6 +131,14 @@ def test_runs_of_another_config_are_named(tmp_path: Path) -> None:
         refuse_changed(study, tmp_path, states)
     same = {name: replace(state, changed=()) for name, state in states.items()}
     refuse_changed(study, tmp_path, same)
+
+
+def test_the_steps_of_a_run_are_those_that_it_recorded(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    assert recorded_total(path) is None
+    for text, total in (("", None), ('{"event": "start"', None), ('{"total_steps": 34}\n{}\n', 34), ("[]\n", None)):
+        path.write_text(text)
+        assert recorded_total(path) == total
 
 
 def test_the_last_step_is_read_from_the_end(tmp_path: Path) -> None:

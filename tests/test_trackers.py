@@ -43,7 +43,8 @@ FAILURES = {
     "exit": ("raise SystemExit('no login')", "SystemExit: no login"),
     "init": (RECORDING + "def init(**_): raise OSError(28, 'No space left on device')", "No space left on device"),
     "log": (RECORDING + "def log(*values, step): raise ConnectionError('reset')\nRun.log = log", "reset"),
-    "text": ("raise OSError('na\\u00efve \\udcff')", "OSError: na\u00efve \\udcff"),
+    "text": ("raise OSError('na\\u00efve \\udcff \\033[31m')", "OSError: na\u00efve \\udcff \\x1b[31m"),
+    "exit0": ("import os; os._exit(0)", "its process has ended with status 0; training goes on without it"),
     "death": ("import os; os._exit(3)", "its process has ended with status 3; training goes on without it"),
 }
 
@@ -128,9 +129,11 @@ def test_a_tracker_that_fails_is_said_once_and_switched_off(beside: Beside, fail
     beside.add(train_row(2))
     following.close()
     *_, last = beside.said
-    assert last.startswith("wandb: switched off, training goes on: " if failure != "death" else "wandb: ")
+    assert last.startswith(
+        "wandb: switched off, training goes on: " if failure not in ("death", "exit0") else "wandb: "
+    )
     assert len([line for line in beside.said if reason in line]) == 1
-    if failure != "death":
+    if failure not in ("death", "exit0"):
         assert (beside.folder / "tracking" / "wandb.log").read_text() == "hello\nthere\n"
 
 

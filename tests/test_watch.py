@@ -19,7 +19,7 @@ from rich.console import Console
 
 from training.errors import UserError
 from training.follow import FollowedRun
-from training.watch import chart, view, watch_run
+from training.watch import chart, look, view, watch_run
 
 
 def shown(folder: Path, columns: int = 100) -> list[str]:
@@ -50,6 +50,20 @@ def test_a_run_in_the_middle(tmp_path: Path) -> None:
     assert lines[6:8] == ["loss up to step 10", "6.000 █"]
     assert lines[12] == "4.200 ████▅▄▂▁▁▁", "6 rows of 8 eighths between 4.2 and 6: 4.4 is 5, 4.333 is 4 of them"
     assert lines[-2:] == ["step 0: started", "step 10: saved step_00000010, the best so far"]
+
+
+def test_names_are_shown_not_obeyed(tmp_path: Path) -> None:
+    """An event's name may be anything; half a surrogate pair could not even be printed."""
+    folder = write_run(tmp_path / "a\x1b[31m\nb", [event(0, "start"), event(0, "odd\x1b[31m\ud800\nname")])
+    lines = shown(folder)
+    assert lines[0] == r"a\x1b[31m\nb: waiting for its first step"
+    assert r"step 0: odd\x1b[31m\ud800\nname" in lines
+
+
+def test_records_that_are_a_folder_are_named(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(UserError, match="cannot be read"):
+        look(FollowedRun(tmp_path))
 
 
 def test_a_finished_run(tmp_path: Path) -> None:

@@ -111,6 +111,10 @@ def test_checkpoints_by_the_names_of_other_commands(tmp_path: Path) -> None:
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     (tmp_path / "half.safetensors").write_bytes(b"\x00" * 20)
     save_file({"w": torch.zeros(1)}, tmp_path / "whole.safetensors")
+    header = b'{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    (tmp_path / "packed.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\x01")
+    with pytest.raises(UserError, match=r"w is .*, which cannot be compared; give others"):
+        compare_weights(str(tmp_path / "packed.safetensors"), str(tmp_path / "packed.safetensors"), tmp_path)
     whole = str(tmp_path / "whole.safetensors")
     for name, problem in (
         (str(tmp_path / "half.safetensors"), "half.safetensors: is not a whole safetensors file"),

@@ -43,8 +43,9 @@ def run_command(app: typer.Typer) -> Never:
         _end(mistake, 2)
     except RunError as failure:
         _end(failure, 1)
-    except InterruptionError:  # said already, by rank 0
-        sys.exit(1)
+    except InterruptionError:  # said already, by rank 0; all is saved and closed
+        sys.stderr.flush()
+        os._exit(1)  # to take PyTorch down takes seconds of those that torchrun gives
     except OSError as error:
         _flush()
         if error.errno != errno.ENAMETOOLONG:

@@ -1,6 +1,5 @@
 """metrics.jsonl read back: its fields, and what is refused. training/metrics.py writes it."""
 
-import json
 import math
 import os
 import sys
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.errors import UserError
+from training.json_file import parse_json
 
 TRAIN_FIELDS: dict[str, type] = {
     "step": int,
@@ -33,6 +33,22 @@ VALIDATION_FIELDS: dict[str, type] = {
     "target_tokens": int,
     "bits_per_byte": float,
 }
+EVENT_FIELDS: dict[str, type] = {
+    "total_steps": int,
+    "parameters": int,
+    "tokens_per_step": int,
+    "seconds": float,
+    "layout": dict,
+    "documents": dict,
+    "changed": dict,
+    "checkpoint": str,
+    "dataset_revision": str,
+    "weights_sha256": str,
+    "data_order_sha256": str,
+    "validation_sha256": str,
+    "tokenizer_sha256": str,
+}
+"""What is read again of events; each may be missing or null."""
 FIELDS = {"train": TRAIN_FIELDS, "validation": VALIDATION_FIELDS}
 # What a field takes from JSON, and up to which size: a float may lack its point; 1e999 is read as infinity.
 ACCEPTED = {int: ((int,), 2**53), float: ((int, float), sys.float_info.max), bool: ((bool,), 1)}
@@ -148,13 +164,33 @@ def read_row(line: bytes) -> dict[str, Any]:
     Raises:
         ValueError: it is not a row of the format.
     """
-    row = json.loads(line, parse_constant=_refuse_constant)
+    row = parse_json(line, _refuse_constant)
     kind = row.get("kind") if isinstance(row, dict) else None
-    if kind == "event" and type(row.get("step")) is int and isinstance(row.get("event"), str):
+    if kind == "event" and isinstance(row.get("event"), str) and "step" in row:
+        _check_event(row)
         return dict(row)
     if isinstance(kind, str) and kind in FIELDS:
+        _value({"seconds": 0.0, **row}, "seconds", float)  # older validations lack it
         return {**row, **{name: _value(row, name, wanted) for name, wanted in FIELDS[kind].items()}}
     raise ValueError("it is no train, validation or event row")
+
+
+def _check_event(row: dict[str, Any]) -> None:
+    """Raises a ValueError if a field is not what its readers take it for."""
+    _value(row, "step", int)
+    for name, wanted in EVENT_FIELDS.items():
+        value = row.get(name)
+        if value is None:
+            continue
+        if wanted in ACCEPTED:
+            _value(row, name, wanted)
+        elif type(value) is not wanted or (isinstance(value, str) and not value.isprintable()):
+            raise ValueError(f"{name} must be {'printable text' if wanted is str else 'an object'}, got {value!r}")
+    if row.get("documents") is not None:
+        _value(row["documents"], "documents", int)
+    for key, values in (row.get("changed") or {}).items():
+        if type(values) is not list or len(values) != 2:
+            raise ValueError(f"changed.{key} must be the old and the new value, got {values!r}")
 
 
 def _refuse_constant(name: str) -> float:
@@ -186,14 +222,17 @@ def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line) if line.endswith(b"\n") else {"step": math.inf}
+            row = parse_json(line) if line.endswith(b"\n") else {"step": math.inf}
             again = evaluation_due and row["step"] == step and row.get("kind") == "validation"
             if row["step"] <= step and not again:
                 kept.append(line)
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
     beside = path.with_name(f".{path.name}.new")
-    beside.write_bytes(b"".join(kept))
+    with beside.open("wb") as file:
+        file.write(b"".join(kept))
+        file.flush()
+        os.fsync(file.fileno())  # before the old one is gone: it holds the run's whole past
     os.replace(beside, path)
 
 
@@ -205,7 +244,7 @@ def first_value(path: Path, key: str) -> str | None:
     try:
         with path.open("rb") as lines:
             for line in lines:
-                if key.encode() in line and isinstance(value := json.loads(line).get(key), str):
+                if key.encode() in line and isinstance(value := parse_json(line).get(key), str):
                     return value
     except (OSError, ValueError, AttributeError):
         return None

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from training.charts import draw_charts
+from training.errors import RunError, UserError, one_line
 from training.metrics_file import Metrics, read_metrics, require_file
 from training.yaml_reader import read_yaml
 
@@ -69,12 +70,12 @@ def write_report(run_folder: Path) -> Path:
 
     Raises:
         UserError: config.yaml or metrics.jsonl is missing or cannot be read.
+        RunError: a file cannot be written.
     """
     config_file = run_folder / "config.yaml"
-    require_file(config_file)
-    config = read_yaml(config_file)
+    config = _read_config(config_file)
     metrics = read_metrics(run_folder / "metrics.jsonl")
-    name = run_folder.resolve().name
+    name = one_line(run_folder.resolve().name)
     clip_norm = (config.get("optimizer") or {}).get("clip_norm")
     for file_name, picture in draw_charts(metrics, name, clip_norm).items():
         _replace(run_folder / file_name, picture)
@@ -96,11 +97,25 @@ def write_report(run_folder: Path) -> Path:
     return report
 
 
+def _read_config(path: Path) -> dict[str, Any]:
+    require_file(path)
+    config = read_yaml(path)
+    kinds: dict[str, type] = {"optimizer": dict, "data": dict, "interventions": list, "overrides": list}
+    wrong = [key for key, kind in kinds.items() if not isinstance(config.get(key), kind | None)]
+    if not wrong and type((config.get("optimizer") or {}).get("clip_norm")) not in (int, float, type(None)):
+        wrong = ["optimizer.clip_norm"]
+    if wrong:
+        raise UserError(f"{path}: {wrong[0]}: is not as training writes it; repair it by hand")
+    return config
+
+
 def _replace(path: Path, content: bytes) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(content)
         partial.replace(path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written ({error}); make room, or make place for it") from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -177,7 +192,7 @@ def chart_section() -> list[str]:
 
 def _run_section(metrics: Metrics, config: dict[str, Any]) -> list[str]:
     rows = [
-        ("Interventions", ", ".join(config.get("interventions") or ()) or "none"),
+        ("Interventions", ", ".join(map(str, config.get("interventions") or ())) or "none"),
         ("Overrides", ", ".join(f"`{override}`" for override in config.get("overrides") or ()) or "none"),
     ]
     begin = (metrics.events_named("start", "resume") or [{}])[-1]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from training.config import REPOSITORY
+from training.errors import one_line
 
 SET_SIGNAL_AT_PARENTS_END = 1
 """PR_SET_PDEATHSIG of Linux's prctl()."""
@@ -47,7 +48,7 @@ def started(command: Sequence[str], errors: int | IO[str]) -> Iterator["subproce
 def what_it_said(errors: str) -> str:
     """Of what a failed run wrote, the sentence that it ended with, or else the last line; empty if it wrote nothing."""
     lines = [line.strip() for line in reversed(errors.splitlines()) if line.strip()]
-    return next((line for line in lines if line.startswith("error: ")), lines[0] if lines else "")
+    return one_line(next((line for line in lines if line.startswith("error: ")), lines[0] if lines else ""))
 
 
 def _end_with_parent() -> Callable[[], None] | None:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from training.errors import UserError
+from training.errors import UserError, one_line
 from training.follow import FollowedRun, RunSoFar
 from training.progress import MOST_COLUMNS, duration
 
@@ -28,7 +28,7 @@ def watch_run(folder: Path) -> None:
         folder: checkpoints/<run>; it need not hold metrics.jsonl yet.
 
     Raises:
-        UserError: its records cannot be read, or standard output is not a terminal.
+        UserError: its files cannot be read, or standard output is not a terminal.
     """
     if not sys.stdout.isatty():
         raise UserError("--watch: needs a terminal; leave it out, and report.md and the charts are written")
@@ -37,18 +37,26 @@ def watch_run(folder: Path) -> None:
         with Live(console=Console(), auto_refresh=False) as live:
             while True:
                 is_over = followed.is_over()  # before the look, so that nothing is missed
-                followed.look()
+                look(followed)
                 live.update(view(followed, min(live.console.width, MOST_COLUMNS)), refresh=True)
                 if is_over:
                     break
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        print(followed.sentence())
+        print(one_line(followed.sentence()))
+
+
+def look(followed: FollowedRun) -> None:
+    """Takes what is new; a UserError where a file cannot be read."""
+    try:
+        followed.look()
+    except OSError as error:
+        raise UserError(f"{followed.folder}: cannot be read ({error}); name the folder of a run") from None
 
 
 def view(followed: FollowedRun, columns: int) -> RenderableType:
     """All that is shown, in so many columns."""
     run = followed.so_far
-    name = followed.folder.resolve().name
+    name = one_line(followed.folder.resolve().name)
     head = Text(no_wrap=True, overflow="ellipsis")
     head.append(name, style="bold").append(f": {state_words(followed)}")
     parts: list[RenderableType] = [head]
@@ -63,7 +71,7 @@ def view(followed: FollowedRun, columns: int) -> RenderableType:
     drawn = chart(run.losses.means(), columns, CHART_ROWS)
     parts += [Text(f"loss up to step {run.step:,}", style="dim")] if drawn else []
     parts += [Text(line, no_wrap=True) for line in drawn]
-    parts += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in run.events]
+    parts += [Text(one_line(line), style="dim", no_wrap=True, overflow="ellipsis") for line in run.events]
     return Group(*parts)
 
 

@@ -26,6 +26,7 @@ from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
 from training.left_behind import remove_left_behind
 from training.preparation.dataset_files import staged_folder
 from training.restore import load_model
+from training.run_folder import METRICS, OURS
 from training.tokenizer import end_of_text_id, ids_without_token, load_tokenizer
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -87,11 +88,16 @@ def export_model(
     return Exported(output, files, check)
 
 
-def refuse_what_exists(output: Path) -> None:
-    """Refuses a path that holds something: an export never overwrites."""
+def refuse_what_exists(output: Path, may_be_empty_folder: bool = True) -> None:
+    """Refuses a path that holds something, as an export never overwrites, and one where nothing of the kind can be."""
     empty_folder = output.is_dir() and not output.is_symlink() and not any(output.iterdir())
-    if os.path.lexists(output) and not empty_folder:
+    if os.path.lexists(output) and not (empty_folder and may_be_empty_folder):
         raise UserError(f"{output}: exists already; an export overwrites nothing: choose another --output or remove it")
+    above = next(parent for parent in (*output.parents, Path()) if parent.exists())
+    if not above.is_dir():
+        raise UserError(f"{above}: is no folder, so that nothing can be written below it; choose another --output")
+    if (output.parent / METRICS).is_file() and OURS.fullmatch(output.name):
+        raise UserError(f"{output}: is a name that the run's own files have in its folder; choose another --output")
 
 
 def read_vocabulary(

@@ -70,7 +70,7 @@ def export_gguf(
         UserError: an argument does not fit, the checkpoint is damaged, or gguf is not installed.
         RunError: the file cannot be written, or reads back otherwise; nothing is left then.
     """
-    refuse_what_exists(output)
+    refuse_what_exists(output, may_be_empty_folder=False)
     remove_left_behind(output.parent)
     if output.suffix != ".gguf":
         raise UserError(f"--output {output}: a GGUF export is one file; give it a name that ends in .gguf")

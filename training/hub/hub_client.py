@@ -15,6 +15,7 @@ from pathlib import Path
 
 from training.errors import RunError, UserError
 from training.hub.hub_retry import Result, cause_of, client_errors, is_unreachable, may_pass, patiently
+from training.json_file import parse_json
 from training.preparation.dataset_files import staged_folder
 from training.tokenizer import load_tokenizer
 
@@ -193,7 +194,7 @@ def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:
     if not path.exists():
         return None
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = parse_json(path.read_text(encoding="utf-8"))
         commit, asked_for = str(record["revision"]), record.get("requested")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from training.changes import flat_values
 from training.config import Batch, RunConfig, config_mapping
 from training.config_check import written
+from training.errors import one_line
 from training.laboratory.results import RunResult, identity
 
 Measure = Literal["loss", "bits_per_byte"]
@@ -14,6 +15,8 @@ UNITS: dict[Measure, str] = {"loss": "nats per token", "bits_per_byte": "bits pe
 
 SAME_TEXT = 0.01
 """Share by which the bytes validated on may differ, as tokens of two tokenizers do not end at the same ones."""
+SAME_LENGTH = 0.01
+"""Share by which the tokens trained on may differ, as each batch size rounds them up to its own whole steps."""
 NOT_VERIFIED = "validation data not verified: no digest is recorded, the config's keys and the number of targets agree"
 
 
@@ -75,11 +78,29 @@ def remarks_on(result: RunResult, reference: RunResult) -> list[str]:
         remarks.append(_tokenizer_remark(result, reference))
     elif not (result.digests.validation and reference.digests.validation) and result is not reference:
         remarks.append(NOT_VERIFIED)
-    # Lengths are rounded up to whole steps, so that batches of other sizes end within a step of each other.
-    step = max(result.tokens_per_step, reference.tokens_per_step)
-    if not result.imported and not reference.imported and abs(result.train_tokens - reference.train_tokens) >= step:
+    if not result.imported and not reference.imported and not equally_long(result, reference):
         remarks.append(f"other token count: trained on {result.train_tokens:,} against {reference.train_tokens:,}")
     return remarks
+
+
+def equally_long(result: RunResult, reference: RunResult) -> bool:
+    """Whether two runs were trained on as many tokens, but for the rounding to whole steps."""
+    apart = abs(result.train_tokens - reference.train_tokens)
+    step = max(result.tokens_per_step, reference.tokens_per_step)
+    return apart == 0 or (apart < step and apart <= SAME_LENGTH * reference.train_tokens)
+
+
+def length_problems(configs: Mapping[str, RunConfig]) -> list[str]:
+    """Which batch sizes cannot be compared at equal tokens, as their steps are too long for the run."""
+    known = {group: config.total_steps for group, config in configs.items()}
+    tokens = {group: steps * configs[group].tokens_per_step for group, steps in known.items() if steps is not None}
+    least = min(tokens.values(), default=0)
+    return [
+        f"{group}: its whole steps make {count:,} tokens, those of other sizes {least:,}, and sizes are compared at "
+        "equal tokens; leave this one out, or train on more"
+        for group, count in tokens.items()
+        if count > (1 + SAME_LENGTH) * least
+    ]
 
 
 def validated_bytes(result: RunResult) -> int | None:
@@ -138,7 +159,7 @@ def _split(batch: Batch) -> str:
 
 
 def _shown(value: Any) -> str:
-    return value if isinstance(value, str) else written(value)
+    return one_line(value) if isinstance(value, str) else written(value)
 
 
 def same_beginnings(results: Iterable[RunResult]) -> list[str]:

@@ -1,14 +1,13 @@
 """Measuring the runs that have no validation loss: imported models, and runs trained without evaluation."""
 
-import json
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from training.errors import RunError
-from training.laboratory.results import RunResult
+from training.json_file import append_objects
+from training.laboratory.results import RunResult, read_result
 from training.run_folder import METRICS, held
 
 
@@ -22,28 +21,38 @@ def measure_missing(results: Sequence[RunResult], datasets: Path) -> bool:
         datasets: folder of the datasets; what is missing is fetched into it.
 
     Returns:
-        Whether anything was measured.
+        Whether anything was measured, here or by another process since `results` were read.
 
     Raises:
-        UserError: a checkpoint or the data are not whole, this machine lacks the precision, or the run trains just now.
+        UserError: the last step's checkpoint or the data are not whole, this machine lacks the precision, or the run
+            trains just now.
         RunError: a run's folder cannot be written.
     """
-    missing = [result for result in results if result.loss is None and (result.finished or result.imported)]
+    missing = [result for result in results if _is_unmeasured(result)]
     for result in missing:
         with held(result.folder):
-            _measure(result, datasets)
+            now = read_result(result.folder)  # another process may have measured it, or have gone on with it
+            if _is_unmeasured(now):
+                _measure(result.name, now, datasets)
     return bool(missing)
 
 
-def _measure(result: RunResult, datasets: Path) -> None:
+def _is_unmeasured(result: RunResult) -> bool:
+    return result.loss is None and (result.finished or result.imported)
+
+
+def _measure(name: str, result: RunResult, datasets: Path) -> None:
+    from training.checkpoint import checkpoint_name
     from training.checkpoint_evaluation import evaluate_checkpoint
     from training.data import open_validation
     from training.digests import validation_digest
     from training.file_digest import file_digest
     from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any
 
-    checkpoint, config = find_checkpoint_and_config(str(result.folder.resolve()))
-    print(f"{result.name}: has no validation loss yet, measuring it", file=sys.stderr, flush=True)
+    # By its name: the newest good checkpoint may be an older step's, whose loss is not the run's.
+    last = result.folder.resolve() / checkpoint_name(result.step)
+    checkpoint, config = find_checkpoint_and_config(str(last))
+    print(f"{name}: has no validation loss yet, measuring it", file=sys.stderr, flush=True)
     evaluated = evaluate_checkpoint(checkpoint, config, datasets).evaluated
     tokenizer = find_tokenizer_if_any(config, datasets)
     measured = {
@@ -54,19 +63,15 @@ def _measure(result: RunResult, datasets: Path) -> None:
         "validation_sha256": validation_digest(open_validation(config, datasets / config.data.dataset)),
         "tokenizer_sha256": None if tokenizer is None else file_digest(tokenizer),
     }
-    finite = math.isfinite(evaluated.loss)
     validation = {
         "kind": "validation",
         "step": result.step,
-        "loss": evaluated.loss if finite else None,
+        "loss": evaluated.loss,
         "target_tokens": evaluated.target_tokens,
-        "bits_per_byte": evaluated.bits_per_byte if finite else None,
+        "bits_per_byte": evaluated.bits_per_byte if math.isfinite(evaluated.loss) else None,
     }
     path = result.folder / METRICS
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in (measured, validation)))
-            file.flush()
-            os.fsync(file.fileno())
+        append_objects(path, measured, validation)
     except OSError as error:
         raise RunError(f"{path}: cannot be written ({error}); make room, or mend its folder") from error

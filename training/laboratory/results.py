@@ -11,6 +11,7 @@ import numpy as np
 
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
+from training.errors import one_line
 from training.laboratory.statistics import Seeds
 from training.metrics_file import Metrics, read_metrics, require_file
 from training.run_folder import CONFIG, METRICS
@@ -81,7 +82,7 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
         UserError: config.yaml or metrics.jsonl is missing or cannot be read.
     """
     require_file(run_folder / CONFIG)
-    name = run_folder.resolve().name
+    name = one_line(run_folder.resolve().name)  # in tables, pages and on terminals
     values = read_yaml(run_folder / CONFIG)
     config = config_from_mapping({**values, "name": "run"}, str(run_folder / CONFIG))
     metrics = read_metrics(run_folder / METRICS)
@@ -146,7 +147,7 @@ def read_results(run_folders: Sequence[Path]) -> list[RunResult]:
 
 def _with_its_folder(result: RunResult) -> RunResult:
     """With a name that tells it from a run of the same name elsewhere."""
-    name = f"{result.folder.resolve().parent.name}/{result.name}"
+    name = f"{one_line(result.folder.resolve().parent.name)}/{result.name}"
     return replace(result, name=name, group=name)
 
 

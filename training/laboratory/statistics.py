@@ -14,6 +14,9 @@ CONFIDENCE = 1 - SIGNIFICANT
 NEGLIGIBLE = 1e-12
 """Differences of losses, relative to their size, that are the rounding of floats and no noise."""
 
+LARGEST = 1e75
+"""A loss beyond it counts as not finite: it is no cross-entropy, and its fourth power, of a test, is no float."""
+
 Seeds = tuple[int, int]
 """Of the weights and of the training."""
 Method = Literal["paired", "Welch", "one run", "none"]
@@ -44,7 +47,7 @@ class Difference:
 
 def mean_of(values: Sequence[float]) -> float:
     """The mean; nan where a value is not finite."""
-    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else math.nan
+    return math.fsum(values) / len(values) if all(abs(value) <= LARGEST for value in values) else math.nan
 
 
 def deviation_of(values: Sequence[float]) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pydantic import Field, ValidationError
 from training.config import NAME_PATTERN, Count, RunConfig, Section, Seed, Seeds, Text, config_mapping
 from training.config_check import ConfigError, nearest, refusal, rule_of, written
 from training.config_file import CONFIGS, INTERVENTIONS, run_config_within, shown
+from training.laboratory.comparability import length_problems
 from training.yaml_reader import read_yaml
 
 STUDIES = CONFIGS / "studies"
@@ -78,6 +80,9 @@ def load_study(study: str) -> Study:
         ConfigError: with every problem of the file, or of the configs that it makes, in one message.
     """
     path = _study_path(study)
+    if not re.fullmatch(NAME_PATTERN, path.stem):
+        rule = rule_of("string_pattern_mismatch", "", {})
+        raise ConfigError(f"{study}: the study's name, {path.stem!r}, {rule}; rename the file")
     raw = read_yaml(path)
     file = _checked(raw, path)
     rows = _rows(file, _common_keys(raw), path)
@@ -123,9 +128,21 @@ def _checked(raw: Mapping[str, Any], path: Path) -> StudyFile:
             for item in error.errors()
             if item["type"] != "too_short" or item["loc"][0] not in wrong or len(item["loc"]) > 1
         ]
+        problems = _all_told(problems, raw)
     if problems:
         raise refusal(shown(path), problems)
     return file
+
+
+def _all_told(problems: Sequence[str], raw: Mapping[str, Any]) -> list[str]:
+    """With misspelt interventions, and without the keys that are missing only because they are misspelt."""
+    meant = [problem.partition(" did you mean ")[2].rstrip("?") for problem in problems]
+    known, names = read_yaml(INTERVENTIONS), raw.get("interventions")
+    return [problem for problem in problems if problem not in {f"{key}: is needed" for key in meant}] + [
+        f"interventions: {name} is no intervention;{nearest(name, known) or ' there are ' + ', '.join(known)}"
+        for name in (names if isinstance(names, list) else [])
+        if isinstance(name, str) and name not in known
+    ]
 
 
 def _sentence(location: Sequence[int | str], kind: str, item: Mapping[str, Any]) -> str:
@@ -226,7 +243,7 @@ def _rows(file: StudyFile, common: dict[str, Any], path: Path) -> dict[str, RunC
     try:
         base = _config(path, common, BASELINE, file.seeds[0])
     except ConfigError as error:  # every other run has this problem too
-        raise refusal(shown(path), error.problems) from None
+        raise refusal(shown(path), [text.removeprefix(f"{shown(path)}: ") for text in error.problems]) from None
     keys = {BASELINE: common}
     if file.batch_sizes:
         sizes = sorted(file.batch_sizes, key=lambda size: size != base.global_batch)  # the base's own first, if given
@@ -245,6 +262,7 @@ def _rows(file: StudyFile, common: dict[str, Any], path: Path) -> dict[str, RunC
         same = computed.setdefault(_what_is_computed(rows[group]), group)
         if same != group:
             problems.append(f"{group}: trains the same as {same}; leave one of them out")
+    problems += length_problems(rows) if file.batch_sizes else []
     if problems:
         raise refusal(shown(path), problems)
     return rows

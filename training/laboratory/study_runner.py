@@ -1,7 +1,7 @@
 """Training a study's runs one after the other, whatever happens to one of them or to us, and writing the result."""
 
-import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +18,8 @@ from training.config import config_mapping
 from training.config_check import refuse_fp16_without_gpu
 from training.config_file import shown
 from training.data import open_training_data, open_validation, provide_dataset
-from training.errors import UserError
+from training.errors import UserError, one_line
+from training.json_file import parse_json
 from training.laboratory.study_file import Study, StudyRun
 from training.laboratory.study_plan import Estimate, Launch, RunState, in_words, read_run_state, record_launch
 from training.laboratory.study_result import write_result
@@ -135,7 +136,10 @@ def train_missing(study: Study, states: dict[str, RunState], estimate: Estimate,
         place = f"run {number} of {len(study.runs)}, {run.name}"
         progress.say(f"{place}: {_time_left(run, states, estimate)}")
         begun = time.monotonic()
-        problem = _train(run, states, estimate, machine, progress)
+        try:
+            problem = _train(run, states, estimate, machine, progress)
+        except (OSError, UserError) as error:  # of its config, its log or what it recorded
+            problem = one_line(error)
         seconds = time.monotonic() - begun
         if problem is not None:
             failed.append(run.name)
@@ -143,7 +147,10 @@ def train_missing(study: Study, states: dict[str, RunState], estimate: Estimate,
             continue
         if state.share_left:
             launch = Launch(run.name, state.share_left, seconds, machine.processes)
-            record_launch(machine.folder, launch)
+            try:
+                record_launch(machine.folder, launch)
+            except OSError as error:  # only later estimates are the worse for it
+                progress.say(f"what the run took could not be recorded: {error}")
             estimate = estimate.with_launch(launch)
         states[run.name] = replace(state, finished=True)
         progress.say(f"{place}: done in {in_words(seconds)}")
@@ -177,8 +184,13 @@ def _train(
 
     def show() -> None:
         step = last_step(metrics) if _changed_at(metrics) != before else 0
-        if step > state.step and state.total_steps is None:
-            progress.show(f"  step {step:,}")
+        total = state.total_steps
+        if step and total is None:
+            total = recorded_total(metrics)
+        if step and step == total:
+            progress.show(f"  step {step:,} of {total:,}: writing the report")
+        elif step > state.step and state.total_steps is None:
+            progress.show(f"  step {step:,}" + (f" of {total:,}" if total else ""))
         elif step > state.step and state.total_steps is not None:
             share = (step - state.step) / state.total_steps
             launch = Launch(run.name, share, time.monotonic() - begun, machine.processes)
@@ -193,6 +205,8 @@ def _train(
                 show()
         log.seek(place)
         said = log.read()
+    if process.returncode < 0:  # so it has said nothing of its end
+        return f"it was ended by signal {-process.returncode} ({signal.strsignal(-process.returncode)})"
     if process.returncode:
         return f"status {process.returncode}; {what_it_said(said)}"
     finished = read_run_state(machine.folder / run.name, run.config).finished
@@ -233,10 +247,20 @@ def last_step(path: Path) -> int:
         lines = file.read().split(b"\n")
     for line in reversed(lines[:-1]):
         try:
-            return int(json.loads(line)["step"])
+            return int(parse_json(line)["step"])
         except (ValueError, KeyError, TypeError):  # the first line of the piece may be half of one
             continue
     return 0
+
+
+def recorded_total(path: Path) -> int | None:
+    """The steps of a run, as its beginning recorded them; None where it did not yet."""
+    try:
+        with path.open("rb") as file:
+            total = parse_json(file.readline())["total_steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return total if isinstance(total, int) else None
 
 
 class Progress:

@@ -18,6 +18,7 @@ from typing import Any
 
 from training import lock
 from training.errors import RunError, UserError
+from training.json_file import parse_json
 from training.preparation.dataset_files import (
     SPLITS,
     TokenType,
@@ -72,7 +73,7 @@ class Staging:
     def _recorded(self) -> Progress | None:
         path = self.folder / "progress.json"
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+            record = parse_json(path.read_text(encoding="utf-8"))
             command, counted = record["command"], record["progress"]
             counted["splits"] = {split: Counts(**counts) for split, counts in counted["splits"].items()}
             progress = Progress(**counted | {"dropped": Counts(**counted["dropped"])})

@@ -25,6 +25,8 @@ from training.tracking.services import About, Point, open_tracker
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 END = "end\n"
+TOLD = 75
+"""Exit status of a process that has taken all, or has said why not: a package may end it with any other, 0 too."""
 SECONDS_BETWEEN_LOOKS = 1.0
 MOST_AT_ONCE = 1000
 
@@ -136,7 +138,7 @@ def leave() -> Never:
     """Ends this process at once, and those that the tracker's package has started."""
     with suppress(OSError):
         os.killpg(0, signal.SIGTERM)
-    os._exit(0)
+    os._exit(TOLD)
 
 
 def main() -> None:
@@ -168,3 +170,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.exit(TOLD)

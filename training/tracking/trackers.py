@@ -18,9 +18,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from training.config import REPOSITORY, RunConfig, Tracking, config_mapping
-from training.errors import UserError
+from training.errors import UserError, one_line
 from training.metrics import RunLog
-from training.tracking.follower import END, given_up
+from training.tracking.follower import END, TOLD, given_up
 from training.tracking.services import About
 
 PACKAGES = ("trackio", "wandb")
@@ -124,7 +124,7 @@ class Trackers:
         assert process.stdout is not None, "it was asked for"
         with process.stdout as sentences:
             for line in sentences:
-                self._log.say(line.rstrip("\n"))
+                self._log.say(one_line(line.rstrip("\n")))
         status = process.wait()
-        if status not in (0, -signal.SIGKILL if self._closing else 0):
+        if status not in (TOLD, -signal.SIGKILL if self._closing else TOLD):
             self._log.say(f"{name}: its process has ended with status {status}; training goes on without it")
