@@ -1,6 +1,7 @@
 """Which rows of a dataset a step or the validation reads, and where the dataset comes from."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -56,6 +57,11 @@ class TrainingData:
             list(numbers) if self.shuffle_seed is None else _order(numbers, self.rows.count, self.shuffle_seed, epoch)
         )
         return order if positions is None else order[positions.start : positions.stop]
+
+    def spans(self, step: int, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Where in the file the sequences at some positions of a step lie: the first token, and behind the last."""
+        numbers = self.sequences(step)
+        return [self.rows.span(numbers[position]) for position in positions]
 
     def sequences_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Numbers, within the rows, of the sequences at some places, increasing, from the run's beginning; same shape.

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.errors import InterruptionError, RunError, UserError
+from training.errors import InterruptionError, OneRankError, RunError, UserError
 from training.launcher import leave_with_launcher
 
 Result = TypeVar("Result")
@@ -98,14 +98,13 @@ class Process:
         )
         try:
             yield Group(self, dist.PrefixStore("first", store))
-        except (UserError, RunError, InterruptionError) as error:
+        except BaseException as error:
             if isinstance(error, InterruptionError):
                 self._leave_after_rank_0(store)
-            dist.destroy_process_group()  # these are raised on every rank
-            raise
-        except BaseException:
-            # NCCL's destruction waits for the other ranks, which know nothing of this failure; torchrun ends them.
-            if self.device.type == "cpu" or self.world_size == 1:
+            everywhere = isinstance(error, UserError | RunError | InterruptionError)
+            everywhere = everywhere and not isinstance(error, OneRankError)
+            # NCCL's destruction waits for the other ranks, which know nothing of another failure; torchrun ends them.
+            if everywhere or self.device.type == "cpu" or self.world_size == 1:
                 dist.destroy_process_group()
             raise
         dist.destroy_process_group()
