@@ -148,7 +148,7 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
         with Interruption(group) as interruption:
             group.first("begin", lambda: begin(folder, opening))
             announce(session, opening, state)
-            with memory_told(session.trainer):
+            with memory_told(group.process, session.trainer.layout, session.config):
                 state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         session.log.say(nothing_left(session, opening, state))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import time
 from pathlib import Path
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 from conftest import Workplace
+from ranks import as_workers
 from small_records import GOOD, NAN, OVERFLOW, WITHOUT_TARGETS
 
-from training.errors import UserError
+import ddp_train
+from training.errors import RunError, UserError
 from training.evaluation import Evaluated
 from training.metrics import RunLog
 from training.metrics_file import cut_back
@@ -260,6 +263,62 @@ def test_only_one_process_writes_and_speaks(path: Path, capsys: pytest.CaptureFi
     assert log.seconds == 2
     assert not path.exists()
     assert capsys.readouterr() == ("", "")
+
+
+def fill_disk(metrics: Path) -> None:
+    """From here on there is no room for a line."""
+    metrics.rename(metrics.with_name("kept"))
+    metrics.symlink_to("/dev/full")
+
+
+def test_a_line_that_cannot_be_written_is_kept_and_raised_when_asked(path: Path) -> None:
+    """No later line follows a half one; no checkpoint is newer than its metrics."""
+    log = log_to(path)
+    log.steps(numbered(GOOD), 1.0)
+    log.sync()
+    assert not log.failed
+    fill_disk(path)
+    log.steps(numbered(GOOD, GOOD)[1:], 1.0)
+    assert log.failed
+    path.unlink()
+    path.with_name("kept").rename(path)
+    log.event(2, "stopped")
+    assert len(lines_of(path)) == 1
+    told = (
+        rf"^{path}: step 2 could not be recorded \(.*No space.*\); .* make room or mend the disk, then --resume latest$"
+    )
+    for ask in (log.check, log.sync):
+        with pytest.raises(RunError, match=told):
+            ask()
+
+
+def fill_disk_and_train(config: str, datasets: Path, output: Path) -> str:
+    """A run whose disk is full when the steps up to 6 are to be recorded; what it ends with."""
+    steps = RunLog.steps
+
+    def record(self: RunLog, records: list[StepRecord], seconds: float) -> None:
+        if records[-1].step == 6 and os.environ["RANK"] == "0":
+            fill_disk(output / "run" / "metrics.jsonl")
+        steps(self, records, seconds)
+
+    RunLog.steps = record  # type: ignore[method-assign]
+    with pytest.raises(RunError) as ended:
+        ddp_train.main(config, datasets, output=output)
+    return str(ended.value)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_run_on_all_ranks(workplace: Workplace) -> None:
+    """In one sentence, without a newer checkpoint; with room again, it goes on from the one before."""
+    config = workplace.write_config(checkpoint={"every": 3}, evaluation={"every": None})
+    told = as_workers(2, fill_disk_and_train, str(config), workplace.datasets, workplace.checkpoints)
+    assert len(set(told)) == 1
+    assert re.search(r"metrics\.jsonl: step [4-6] could not be recorded \(", told[0])
+    run = workplace.checkpoints / "run"
+    (run / "kept").replace(run / "metrics.jsonl")
+    assert sorted(path.name for path in run.glob("step_*")) == ["step_00000003"]
+    again = workplace.train_here(config, resume="latest")
+    assert [line["step"] for line in again.of_kind("train")] == list(range(1, 11))
 
 
 # Progress

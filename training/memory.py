@@ -5,16 +5,17 @@ from contextlib import contextmanager
 
 import torch
 
+from training.config import RunConfig
+from training.distributed import Process
 from training.errors import OneRankError
-from training.layout import describe
-from training.step import Trainer
+from training.layout import Layout, describe
 
 ON_CPU = "can't allocate memory"
 """What PyTorch's RuntimeError says where the machine's own memory is used up."""
 
 
 @contextmanager
-def memory_told(trainer: Trainer) -> Iterator[None]:
+def memory_told(process: Process, layout: Layout, config: RunConfig) -> Iterator[None]:
     """Makes one sentence of it where training does not fit into memory.
 
     Raises:
@@ -26,19 +27,18 @@ def memory_told(trainer: Trainer) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError) and ON_CPU not in str(error):
             raise
         reason = ". ".join(str(error).splitlines()[0].split(". ")[:2]).rstrip(".")
-        rank, device = trainer.process.rank, trainer.process.device
-        layout = describe(trainer.layout, trainer.config.batch)
         raise OneRankError(
-            f"rank {rank}: out of memory on {device} ({reason}), with {layout}; {less_memory(trainer)}"
+            f"rank {process.rank}: out of memory on {process.device} ({reason}), with "
+            f"{describe(layout, config.batch)}; {less_memory(layout, config.bitwise)}"
         ) from None
 
 
-def less_memory(trainer: Trainer) -> str:
+def less_memory(layout: Layout, bitwise: bool) -> str:
     """What makes a step need less memory."""
-    microbatch = trainer.layout.microbatch
+    microbatch = layout.microbatch
     if microbatch == 1:
         return "a step cannot take less than one sequence at a time: use a device with more memory, or a smaller model"
-    if trainer.config.bitwise:
+    if bitwise:
         return (
             f"use a device with more memory, or start another run with batch.microbatch below {microbatch}, which in "
             "bitwise mode must stay"
