@@ -30,8 +30,9 @@ from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
-from training.data import open_training_data
-from training.distributed import Process
+from training.data import check_described_vocabulary, open_training_data
+from training.datasets_folder import known_datasets, missing_dataset
+from training.distributed import Group, Process
 from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import InterruptionError, RunError, UserError
 from training.evaluation import BrokenOffError, Evaluated, evaluate
@@ -51,7 +52,9 @@ from training.run_folder import (
     begin,
     begun_by_this_launch,
     held,
+    note_launch,
     open_run,
+    refuse_to_start_beside,
     saved_overrides,
 )
 from training.session import Session, build, digests, first_state
@@ -64,7 +67,10 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 @app.command()
 def main(
     run: Annotated[str, typer.Argument(help="A config: its name (configs/RUN.yaml) or the path of a YAML file.")],
-    datasets: Annotated[Path, typer.Argument(help="Folder of the datasets; what is missing is fetched into it.")],
+    datasets: Annotated[
+        Path,
+        typer.Argument(help="Folder of the datasets; what is missing is fetched into it.", callback=known_datasets),
+    ],
     resume: Annotated[
         str | None,
         typer.Option(help="Go on from: latest, best, a checkpoint's name, or auto (start if there is none)."),
@@ -105,12 +111,7 @@ def main(
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
-
-        def open_folder() -> dict[str, Any]:
-            stack.enter_context(held(folder))
-            return asdict(open_run(folder, config, resume, overwrite))
-
-        opening = Opening(**group.first("open", open_folder))
+        opening = open_together(folder, config, resume, overwrite, group, stack)
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
@@ -123,6 +124,21 @@ def main(
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
 
 
+def open_together(
+    folder: Path, config: RunConfig, resume: str | None, overwrite: bool, group: Group, stack: ExitStack
+) -> Opening:
+    """Decides on rank 0 how the run begins, and holds its folder until the stack ends. Collective."""
+
+    def open_folder() -> dict[str, Any]:
+        stack.enter_context(held(folder))
+        return asdict(open_run(folder, config, resume, overwrite))
+
+    opening = Opening(**group.first("open", open_folder))
+    if opening.checkpoint is None and not overwrite:
+        group.first("beside", lambda: refuse_to_start_beside(folder), per_node=True)
+    return opening
+
+
 def check_services(config: RunConfig) -> None:
     """Checks, before training: may the result be uploaded, without replacing others' files, and are trackers there?"""
     if config.hub.repo is not None:
@@ -131,13 +147,19 @@ def check_services(config: RunConfig) -> None:
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
-    """Prints what the run would do; the data are looked at only where the config leaves their length open."""
+    """Prints what the run would do; the data are looked at only where the config leaves their length open.
+
+    Raises:
+        UserError: the dataset is there and has ids that the model does not have.
+    """
     total_steps, documents = config.total_steps, None
+    check_described_vocabulary(config, datasets / config.data.dataset)
     if total_steps is None and (datasets / config.data.dataset).is_dir():
         data = open_training_data(config, datasets / config.data.dataset)
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        print("\n".join([*plan_lines(config, layout, total_steps, process.device.type, documents), *remarks]))
+        lines = plan_lines(config, layout, total_steps, process.device.type, documents)
+        print("\n".join([*lines, *missing_dataset(config.data.dataset, datasets), *remarks]))
 
 
 def carry_out(session: Session, opening: Opening, state: TrainingState, stop: int) -> TrainingState:
@@ -147,7 +169,9 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
         group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
         with Interruption(group) as interruption:
             group.first("begin", lambda: begin(folder, opening))
-            announce(session, opening, state)
+            group.first("launch", lambda: note_launch(folder), per_node=True)
+            session.log.start(state.step, state.seconds, state.tokens, best_of(state))
+            group.first("announce", partial(announce, session, opening, state))
             with memory_told(group.process, session.trainer.layout, session.config):
                 state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
@@ -176,7 +200,7 @@ def nothing_left(session: Session, opening: Opening, state: TrainingState) -> st
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
-    """Says what is about to happen, and records where it happens."""
+    """Says what is about to happen, and records where it happens, with digests of the data; one process does this."""
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
     documents = session.data.rows.summary
     validation_documents = session.validation.summary if session.validation is not None else None
@@ -187,7 +211,6 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     for remark in opening.remarks:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
-    log.start(state.step, state.seconds, state.tokens, best_of(state))
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
     where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
     log.event(
@@ -208,7 +231,7 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         machine=process.machine(),
         torch=torch.__version__,
         dataset_revision=session.dataset_revision,
-        **(digests(session, opening) if process.is_main else {}),
+        **digests(session, opening),
     )
     if session.trackers is not None:
         session.trackers.start(state.step)

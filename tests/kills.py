@@ -146,8 +146,10 @@ def kill(place: Place, draw: random.Random, processes: int) -> Kill | None:
         wait_for(has_begun, "the run does not start")
     time.sleep(moment)
     phase = "training" if has_begun() else "starting"
-    victims = [process.pid, *(pid for pid, parent in place.processes().items() if parent == process.pid)]
-    victims = victims[: processes + 1]  # not those that draw the report
+    workers = [pid for pid, parent in place.processes().items() if parent == process.pid] if processes > 1 else []
+    if phase == "training" and processes > 1 and len(workers) < processes:  # the run is over, well or not
+        wait_for(lambda: process.poll() is not None, "the launcher does not end")
+    victims = [process.pid, *workers]
     number = int(which * len(victims))
     if process.poll() is not None:
         if process.returncode != 0:

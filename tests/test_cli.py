@@ -303,8 +303,16 @@ def test_no_tokenizer(place: Workplace, command: Command, tmp_path: Path) -> Non
     assert "not a tokenizer.json" in command("sample", folder, PROMPT, "--tokenizer", missing, status=2)
 
 
+def test_a_file_name_needs_the_format_of_a_file(place: Workplace, command: Command, tmp_path: Path) -> None:
+    sentence = command("export", place.checkpoints / "untied", "--output", tmp_path / "x.gguf", status=2)
+    assert "x.gguf: is the name of a GGUF file; add --format gguf" in sentence
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_sampled(place: Workplace, command: Command, tmp_path: Path) -> None:
     folder = place.checkpoints / "untied"
+    for arguments in ((folder,), ()):
+        assert "takes a checkpoint and a prompt" in command("sample", *arguments, status=2)
     assert "PROMPT: is empty" in command("sample", folder, "", "--datasets", place.datasets, status=2)
     larger = tmp_path / "larger.json"
     train_tokenizer([PROMPT] * 9, 300).save(str(larger))

@@ -32,6 +32,27 @@ def test_baseline_may_be_any_run(place: Path) -> None:
         assert len(results) == (3 if first == "clipped-2" else 2)
 
 
+def test_baseline_is_found_among_the_runs_given(tmp_path: Path) -> None:
+    """By the end of its path or as a row of a study, though nothing of it lies in the folder of runs."""
+    for seed in (1, 2):
+        write_result(tmp_path / "mine" / f"base-w{seed}-t{seed}", 4.0 + seed / 9, (seed, seed))
+        write_result(tmp_path / "mine" / f"a-w{seed}-t{seed}", 3.0 + seed / 8, (seed, seed), optimizer={"eps": 1.0})
+    nowhere, mine = tmp_path / "checkpoints", str(tmp_path / "mine")
+    for name, first in (
+        *(("base-w2-t2", "base-w2-t2"), ("mine/base-w2-t2", "base-w2-t2"), ("base", "base-w1-t1")),
+        *((f"{mine}/base-w2-t2", "base-w2-t2"), ("a", "a-w1-t1")),
+    ):
+        comparison, results = compare_runs([mine], name, None, nowhere)
+        assert (comparison.baseline, len(results)) == (first, 4)
+    with pytest.raises(UserError, match=r"--baseline bsae-w1-t1: is none of .* did you mean base-w1-t1\?"):
+        compare_runs([mine], "bsae-w1-t1", None, nowhere)
+    with pytest.raises(UserError, match=r"--baseline x: .* nor another run; these are a-w1-t1, a-w2-t2, base-w1-t1,"):
+        compare_runs([mine], "x", None, nowhere)
+    write_result(tmp_path / "other" / "base-w1-t1", 4.0)
+    with pytest.raises(UserError, match=r"--baseline base-w1-t1: several .*mine.*other/base-w1-t1\); give a path"):
+        compare_runs([mine, str(tmp_path / "other")], "base-w1-t1", None, nowhere)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,7 +8,7 @@ from small_results import DIGESTS, write_import, write_result
 from test_statistics import BASELINES, SINGLE_RUNS
 
 from training.errors import UserError
-from training.laboratory.comparison import ONE_RUN, Comparison, Row, compare_results
+from training.laboratory.comparison import ONE_RUN, TWO_SEEDS, Comparison, Row, compare_results
 from training.laboratory.results import read_results
 
 
@@ -23,6 +23,11 @@ def compared(place: Path, baseline: str = "plain-1", **groups: Any) -> Compariso
 
 def row_of(comparison: Comparison, group: str) -> Row:
     return next(row for row in comparison.rows if row.group == group)
+
+
+def test_two_seeds_are_said_to_find_little(tmp_path: Path) -> None:
+    assert TWO_SEEDS in compared(tmp_path / "two", plain=[4.0, 4.1], other=[3.9, 4.05]).remarks
+    assert TWO_SEEDS not in compared(tmp_path / "three", plain=[4.0, 4.1, 4.2], other=[3.9, 4.05, 4.0]).remarks
 
 
 def test_rows_are_sorted_and_judged(tmp_path: Path) -> None:
@@ -65,6 +70,11 @@ def test_one_seed_each_makes_no_claim_and_warns(tmp_path: Path) -> None:
     row = row_of(comparison, "other-1")
     assert (row.verdict, row.difference, row.interval) == ("one seed: no claim possible", -1.0, None)
     assert "The baseline has one seed" in comparison.remarks[0]
+    other = write_result(
+        tmp_path / "elsewhere", 3.0, optimizer={"eps": 9.0}, begin={**DIGESTS, "validation_sha256": "ee"}
+    )
+    alone = compare_results(read_results([tmp_path / "plain-1", other]), "plain-1")
+    assert not any("one seed" in remark for remark in alone.remarks)  # more seeds would not make them compare
 
 
 def test_the_forerunners_series(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The pictures of a comparison: who is drawn and how; that they are drawn."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from small_results import write_import, write_result
 
 from training.laboratory.comparison import Comparison, compare_results
-from training.laboratory.comparison_charts import draw_comparison, drawn_groups, group_styles
+from training.laboratory.comparison_charts import band_label, draw_comparison, drawn_groups, group_styles, verdicts_of
 from training.laboratory.results import RunResult, read_results
 
 
@@ -36,6 +37,22 @@ def test_of_many_groups_the_best_and_the_baseline_are_named(tmp_path: Path) -> N
     assert [group for group, style in styles.items() if not style.named] == ["run-11", "run-12", "run-13"]
     assert all(style.named for style in group_styles(comparison, 14).values())
     assert all(picture.startswith(b"\x89PNG") for picture in draw_comparison(comparison, results).values())
+
+
+def test_what_differs_by_more_than_the_noise_is_named_first(tmp_path: Path) -> None:
+    comparison, _ = many_groups(tmp_path, 14)
+    rows = [replace(row, verdict="worse") if row.group == "run-13" else row for row in comparison.rows]
+    styles = group_styles(replace(comparison, rows=tuple(rows)))
+    assert [group for group, style in styles.items() if not style.named] == ["run-10", "run-11", "run-12"]
+
+
+def test_the_legend_of_differences_has_only_what_occurs(tmp_path: Path) -> None:
+    comparison, _ = many_groups(tmp_path, 3 + 1)
+    assert (verdicts_of(comparison), band_label(comparison)) == (["no claim possible"], "")
+    rows = [replace(row, verdict="worse" if row.difference else row.verdict, deviation=0.5) for row in comparison.rows]
+    changed = replace(comparison, rows=tuple(rows))
+    assert verdicts_of(changed) == ["worse"]
+    assert band_label(changed) == "± one standard deviation of the baseline's 1 seeds"
 
 
 def test_unfinished_runs_are_drawn_where_there_is_nothing_else(tmp_path: Path) -> None:

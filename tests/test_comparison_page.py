@@ -19,6 +19,7 @@ from small_results import write_result
 
 from training.errors import RunError
 from training.laboratory.comparison import compare_results
+from training.laboratory.comparison_charts import INTERVAL
 from training.laboratory.comparison_page import PAGE, write_comparison
 from training.laboratory.results import read_results
 
@@ -74,6 +75,17 @@ def test_tables_are_those_of_the_comparison(written: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [float(row["mean"]) for row in rows] == [row["mean"] for row in values["rows"]]
     assert rows[0]["group"] == "clipped-1"
+
+
+def test_page_and_markdown_say_what_they_are(tmp_path: Path) -> None:
+    results = read_results([write_result(tmp_path / f"plain-{seed}", 4.0, (seed, seed)) for seed in (1, 2)])
+    write_comparison(tmp_path / "written", compare_results(results, "plain-1"), results, title="<mine>")
+    page, text = (tmp_path / "written" / PAGE).read_text(), (tmp_path / "written" / "comparison.md").read_text()
+    assert "<title>&lt;mine&gt;: comparison with plain-1</title>" in page
+    assert text.startswith("# &lt;mine&gt;: comparison with plain-1\n\n- Runs: 2 in 1 row, seeds of each: 2\n")
+    for line in ("Dataset: data", "Training: 20,480 tokens in 20 steps per run"):
+        assert f"<li>{line}</li>" in page
+        assert f"- {line}\n" in text
 
 
 def test_page_is_whole_and_escapes_names(written: Path) -> None:
@@ -144,6 +156,18 @@ def test_table_and_names_are_shown_as_they_are(page: webdriver.Chrome) -> None:
     legend = [text.text for text in page.find_elements(By.CSS_SELECTOR, "#curves .legendtext")]
     assert legend == ["clipped-1", "clipped-2", "plain-1", "plain-2", f"{HOSTILE}1$x_1$", f"{HOSTILE}2$x_1$"]
     assert page.title == "Comparison with plain-1"
+
+
+@pytest.mark.slow
+def test_verdicts_are_seen_and_explained_in_a_narrow_window(page: webdriver.Chrome) -> None:
+    page.set_window_size(1000, 2000)
+    try:
+        verdict = page.find_element(By.CSS_SELECTOR, "#comparison td.verdict")
+        assert verdict.location["x"] + verdict.size["width"] < 1000  # also behind a long name
+    finally:
+        page.set_window_size(1400, 2000)
+    legend = [text.text for text in page.find_elements(By.CSS_SELECTOR, "#differences .legendtext")]
+    assert legend == ["worse", "inside the noise", INTERVAL, "± one standard deviation of the baseline's 2 seeds"]
 
 
 @pytest.mark.slow

@@ -3,13 +3,14 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_results import DIGESTS, write_result
 
 from training.laboratory.comparison import Comparison, compare_results
-from training.laboratory.comparison_table import FORMS, marked, write_tables
+from training.laboratory.comparison_table import FORMS, marked, shown_table, write_tables
 from training.laboratory.results import read_results
 
 
@@ -40,7 +41,7 @@ def tables(comparison: Comparison) -> dict[str, str]:
 def test_terminal_fits_into_100_columns(tables: dict[str, str]) -> None:
     lines = tables["terminal"].splitlines()
     assert max(map(len, lines)) <= 100
-    assert lines[0].split() == ["run", "loss", "SD", "difference", "p", "n", "tok/s", "time", "verdict"]
+    assert lines[0].split() == ["run", "loss", "SD", "difference", "p", "(Holm)", "n", "tok/s", "time", "verdict"]
     assert lines[1] == "a-name-longer-than-its-column-1"
     assert lines[2].split() == ["3.5172", "0.2438", "-0.9828±0.0730", ".0037", "2", "2,048", "10", "s", "better"]
     assert lines[3] == "    optimizer.eps 1e-08 → 1.0"
@@ -56,7 +57,8 @@ def test_terminal_fits_into_100_columns(tables: dict[str, str]) -> None:
 def test_markdown_shows_names_as_they_are(tables: dict[str, str]) -> None:
     text = tables["markdown"]
     assert "| else\\|\\*where\\*&lt;b&gt; |" in text
-    assert "| a-name-longer-than-its-column-1 | optimizer.eps 1e-08 → 1.0 | 3.5172 | 0.2438 | -0.9828 |" in text
+    assert "| a-name-longer-than-its-column-1 | 3.5172 | 0.2438 | -0.9828 | better | -1.0558 to -0.9097 |" in text
+    assert "| else\\|\\*where\\*&lt;b&gt; |  |  |  | not comparable (b) |" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert len(rows) == 2 + 4 + 2 + 6  # heads, rules, rows, runs
     assert "| exploded | exploded | 42 / 42 | not finite |" in text
@@ -105,3 +107,12 @@ def test_no_text_in_csv_is_a_formula(tmp_path: Path) -> None:
     comparison = compare_results(read_results(folders), "=cmd")
     rows = list(csv.DictReader(io.StringIO(write_tables(comparison)["csv"])))
     assert [(row["group"], row["difference"]) for row in rows] == [("'@sum", "-1.0"), ("'=cmd", "")]
+
+
+def test_changes_are_left_out_where_the_name_says_them(comparison: Comparison) -> None:
+    """And the column, where it would be empty; the verdict stands beside the difference, p (Holm) under one name."""
+    heads, rows = shown_table(comparison)
+    assert heads[:5] == ["Run", "Loss, mean", "SD", "Difference", "Verdict"]
+    assert (heads[6:8], heads[-1], rows[0][-1]) == (["p", "p (Holm)"], "Changes", "optimizer.eps 1e-08 → 1.0")
+    named = [replace(row, group="no-dropout-and-more", changes="no-dropout, and-more") for row in comparison.rows]
+    assert "Changes" not in shown_table(replace(comparison, rows=tuple(named)))[0]

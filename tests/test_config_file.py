@@ -210,11 +210,12 @@ def test_the_run_is_named_after_its_file(configs: Configs) -> None:
     [
         ("tinny", "tinny: there is no configs/tinny.yaml; did you mean tiny?"),
         ("interventions-1", "interventions-1: there is no configs/interventions-1.yaml"),
-        ("..", "..: there is no configs/...yaml"),
+        ("..", "..: is a folder; the run comes first"),
         ("", ": there is no configs/.yaml"),
+        ("configs/", "configs/: is a folder; the run comes first, then the folder of the datasets"),
         ("../configs/tiny", "../configs/tiny: there is no such file; give a YAML file or the name of a config"),
         ("nowhere.yaml", "nowhere.yaml: there is no such file"),
-        ("/etc", "/etc: there is no such file"),
+        ("/etc", "/etc: is a folder; the run comes first"),
     ],
 )
 def test_a_run_that_is_not_there(run: str, problem: str) -> None:

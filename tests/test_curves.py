@@ -7,7 +7,7 @@ import pytest
 from recorded_runs import bad_row, train_row, validation_row, write_run
 from small_results import write_result
 
-from training.laboratory.curves import ALONG, QUANTITIES, Curve, axis_unit, curves_of, mean_curve
+from training.laboratory.curves import ALONG, QUANTITIES, Curve, axis_unit, curves_of, cut_losses, mean_curve
 from training.metrics_file import read_metrics
 
 
@@ -48,6 +48,26 @@ def test_run_without_steps_and_one_whose_loss_was_never_finite(tmp_path: Path) -
     assert (bad["validation loss"].tokens[0], bad["validation loss"].time[0]) == (0, 0)
     for curves in (nothing, bad):
         assert [len(column) for column in mean_curve([curves["training loss"]], "steps")] == [0, 0, 0, 0]
+
+
+def test_an_axis_is_never_cut_below_a_last_value_and_says_what_lies_outside() -> None:
+    steps = [float(step) for step in range(1, 41)]
+    flat = [curve(steps, [40.0, 9.0, *[4.0 - step / 100 for step in steps[2:]]]) for _ in range(8)]
+    cut = cut_losses({"plain": flat})
+    assert cut is not None
+    assert cut.top < 9
+    assert cut.note == f"axis cut at {cut.top:.3g}; above it, up to 40.00: parts of all curves"
+    high = curve(steps, [50.0, *[20.0 - step / 10 for step in steps[1:]]])
+    cut = cut_losses({"plain": flat, "worse": [high]})
+    assert cut is not None
+    assert cut.bottom < 3.6 < 16.0 < cut.top < 40
+    assert cut.note.endswith(", up to 50.00: parts of all curves, most of worse")
+    others = {name: [curve(steps, [3.7] * 40)] for name in ("calm", "calmer")}
+    cut = cut_losses({**others, "plain": flat})
+    assert cut is not None
+    assert cut.note.endswith(": parts of plain")
+    assert cut_losses(others) is None
+    assert cut_losses({"plain": [curve(steps, [float("nan")] * 40)]}) is None
 
 
 def test_mean_of_curves_with_its_band() -> None:

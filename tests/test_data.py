@@ -21,6 +21,7 @@ from training.config_check import config_from_mapping
 from training.config_file import load_run_config
 from training.data import (
     TrainingData,
+    check_described_vocabulary,
     check_vocabulary,
     open_training_data,
     open_validation,
@@ -247,6 +248,22 @@ def vocabulary_problem(group: Group, path: Path, tokens: Any, dtype: Any, vocab_
     return str(caught.value)
 
 
+def test_a_plan_refuses_ids_that_the_model_has_not(tmp_path: Path) -> None:
+    """Where the description gives reason to look; ids that are only possible are no reason to refuse."""
+    config = small_config(data={"train_tokens": 512})
+    tokens = np.arange(1001) % config.model.vocab_size
+    write_tokens(tmp_path / "train.safetensors", tokens)
+    check_described_vocabulary(config, tmp_path / "nowhere")
+    for described in ('{"vocab_size": 5000}', "{}", "[]", "nonsense"):
+        (tmp_path / "dataset.json").write_text(described)
+        check_described_vocabulary(config, tmp_path)
+    (tmp_path / "dataset.json").write_text('{"vocab_size": 5000}')
+    tokens[100] = 4999
+    write_tokens(tmp_path / "train.safetensors", tokens)
+    with pytest.raises(UserError, match=r"the id 4999 at offset 100 .* set model.vocab_size=5000"):
+        check_described_vocabulary(config, tmp_path)
+
+
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32, np.int32, np.int64])
 def test_an_id_that_the_vocabulary_has_not(tmp_path: Path, group: Group, dtype: Any) -> None:
     """R72: file, offset, id, vocabulary; the first of several, counted from the file's beginning."""
@@ -259,6 +276,8 @@ def test_an_id_that_the_vocabulary_has_not(tmp_path: Path, group: Group, dtype: 
     )
     assert vocabulary_problem(group, path, tokens, dtype, 50) == expected
     assert vocabulary_problem(group, path, tokens, dtype, 50, start=993) == expected
+    (tmp_path / "dataset.json").write_text('{"vocab_size": 61}')
+    assert vocabulary_problem(group, path, tokens, dtype, 50) == f"{expected}: 61 ids; set model.vocab_size=61"
     file = TokenFile(path)
     check_vocabulary(Rows(file, 0, 124, 8), 50, group)  # up to 992, the last target
     check_vocabulary(Rows(file, 0, 250, 8), 61, group)

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from ranks import ALONE, on_ranks
 
 from model.gpt import build_gpt
 from training.config import REPOSITORY
-from training.distributed import Group, Process, agreed_name, use_all_cores
+from training.distributed import Group, Process, use_all_cores
 from training.errors import UserError
 from training.loss import SequenceLoss
 
@@ -53,8 +52,15 @@ def test_more_processes_than_gpus_are_refused(no_launcher: pytest.MonkeyPatch) -
     no_launcher.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(UserError, match=r"3 processes .* 2 GPUs.* --nproc_per_node=2 .*global batch stays the same"):
         Process.from_environment()
+
+
+def test_the_gpu_is_the_one_of_the_local_rank(no_launcher: pytest.MonkeyPatch) -> None:
+    """R47: on whichever machine the process is."""
+    no_launcher.setattr(torch.cuda, "is_available", lambda: True)
+    no_launcher.setattr(torch.cuda, "device_count", lambda: 2)
     no_launcher.setenv("LOCAL_WORLD_SIZE", "2")
     no_launcher.setenv("LOCAL_RANK", "1")
+    no_launcher.setenv("RANK", "5")
     assert Process.from_environment().device == torch.device("cuda", 1)
 
 
@@ -189,18 +195,6 @@ def test_cores_are_shared_where_the_launcher_would_leave_them_idle(
         assert torch.get_num_threads() == (3 if shared else before)
     finally:
         torch.set_num_threads(before)
-
-
-def test_ranks_agree_on_a_name_that_no_ended_start_has_used() -> None:
-    """torchrun's store outlives its workers: an answer of the rank 0 before is one to a rank that is no more."""
-    store = dist.HashStore()
-    names = []
-    for _ in range(3):
-        with ThreadPoolExecutor(3) as pool:
-            given = [pool.submit(agreed_name, store, rank, 3) for rank in (1, 2, 0)]
-        (name,) = {future.result() for future in given}
-        names.append(name)
-    assert len(set(names)) == 3
 
 
 RESTARTED = """

@@ -74,8 +74,8 @@ def test_a_hundredth_of_the_documents_is_for_validation(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({}, "--tokenizer, --train-bpe, --bytes: 0 of them are given; a dataset has one tokenizer; give one"),
-        ({"bytes": True, "train_bpe": 300}, "--tokenizer, --train-bpe, --bytes: 2 of them are given"),
+        ({}, "--tokenizer, --train-bpe, --bytes: none is given; a dataset has one tokenizer; give one"),
+        ({"bytes": True, "train_bpe": 300}, "--tokenizer, --train-bpe, --bytes: several are given"),
         ({"train_bpe": 256}, "--train-bpe: is 256; a byte-level BPE has 257 tokens, the bytes and the end of text"),
         ({"train_bpe": 2**24 + 1}, "--train-bpe: is 16,777,217;"),
         ({"bytes": True, "validation_share": 1.0}, "--validation-share: is 1; it is a share of the documents, from 0"),

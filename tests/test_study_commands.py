@@ -24,8 +24,16 @@ def test_the_plan_needs_no_dataset_and_changes_nothing(tmp_path: Path, capsys: p
     study_command(str(tmp_path / "mine.yaml"), tmp_path / "datasets", output=tmp_path / "out", dry_run=True)
     printed = capsys.readouterr()
     assert printed.out.startswith("study mine: baseline and 2 others, 6 runs of 10,240 tokens: 0 done")
+    assert printed.out.endswith(
+        f"dataset: {tmp_path}/datasets/data is not there; make it before training (isobatch prepare)\n"
+    )
     assert printed.err == ""
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_in_the_place_of_the_study_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder; the study comes first, then the folder of the datasets"):
+        study_command(str(tmp_path), Path("mine"), dry_run=True)
 
 
 def test_a_changed_study_is_refused_but_planned_with_overwrite(

@@ -144,6 +144,13 @@ def test_every_shipped_study_loads_and_says_how_it_is_run(path: Path) -> None:
     ("text", "expected"),
     [
         ("", ["seeds: is needed"]),
+        (
+            "interventions: [no-dropuot]\nseedz: [{weights: 1, training: 2}]\n",
+            [
+                r"seedz: unknown key; did you mean seeds\?",
+                r"interventions: no-dropuot is no .*; did you mean no-dropout\?",
+            ],
+        ),
         (ONE_SEED, ["a study compares either interventions .* or batch_sizes; give one of the two"]),
         (
             ONE_SEED + "intervention: [no-dropout]\nset: {optimizer: {learning_rat: 1}}",

@@ -11,6 +11,7 @@ from small_study import SIZES, record_run, write_study
 from training.errors import UserError
 from training.laboratory.study_file import Study, load_study
 from training.laboratory.study_plan import (
+    START_UP,
     Estimate,
     Launch,
     RunState,
@@ -128,7 +129,7 @@ def test_the_time_left_follows_what_was_measured(tmp_path: Path) -> None:
     small, large = study.runs[1], study.runs[4]
     assert (small.group, large.group) == ("batch-4", "batch-16")
     work = operations(small.config)
-    assert estimate(study, guess=work / 7).seconds(small, 0.5) == pytest.approx(3.5)
+    assert estimate(study, guess=work / 7).seconds(small, 0.5) == pytest.approx(3.5 + START_UP)
     half = estimate(study, Launch("batch-16-w1-t1", 0.5, 30.0, 1))
     assert half.seconds(small, 1.0) == pytest.approx(60 * work / operations(large.config))
     both = half.with_launch(Launch("batch-4-w1-t1", 1.0, 90.0, 1))
@@ -166,16 +167,35 @@ def test_the_plan_shows_every_run(tmp_path: Path) -> None:
     assert lines[8] == (
         "disk: checkpoints of 1 MB; of each run 1 stay, at most 8 MB in all, and one more while a run trains"
     )
-    assert len(lines) == 9
+    assert lines[9].startswith("seeds: With two seeds only an effect of more than nine standard deviations")
+    assert len(lines) == 10
 
 
 def test_the_plan_says_that_it_guesses_and_when_nothing_is_left(tmp_path: Path) -> None:
     study = write_study(tmp_path)
-    guessed = plan_lines(study, states_of(study, tmp_path), estimate(study))
-    assert "a guess, easily wrong by a factor of three" in guessed[-2]
+    guessed = plan_lines(study, states_of(study, tmp_path), estimate(study, guess=1e15))
+    assert "a guess, easily wrong by a factor of three" in guessed[-3]
+    assert guessed[1].endswith("missing, perhaps 25 s")
     for run in study.runs:
         record_run(tmp_path, run, 5.0)
-    assert plan_lines(study, states_of(study, tmp_path), estimate(study))[-2] == "time: nothing left to train"
+    assert plan_lines(study, states_of(study, tmp_path), estimate(study))[-3] == "time: nothing left to train"
+
+
+def test_the_plan_warns_of_few_seeds(tmp_path: Path) -> None:
+    """Not of one seed a row, where the baseline has several: a prediction interval says something then."""
+    one, three = (
+        "[{weights: 1, training: 1}]",
+        "[{weights: 1, training: 1}, {weights: 2, training: 2}, {weights: 3, training: 3}]",
+    )
+    head = "base: base\ninterventions: [no-dropout]\n"
+    last = [
+        plan_lines(study, states_of(study, tmp_path), estimate(study))[-1]
+        for seeds in (f"seeds: {one}\n", f"seeds: {three}\n", f"seeds: {one}\nbaseline_seeds: {three}\n")
+        for study in [write_study(tmp_path, head + seeds)]
+    ]
+    assert last[0] == "seeds: one of each row, so that no claim will be possible; give at least three"
+    assert last[1].startswith("disk: ")
+    assert last[2].startswith("disk: ")
 
 
 def test_the_disk_of_the_series() -> None:
@@ -188,7 +208,7 @@ def test_the_disk_of_the_series() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5_000, "83 min"), (12_276, "3.4 h"), (221_000, "2.6 days")],
+    [(0.4, "1 s"), (89, "89 s"), (91, "2 min"), (5_000, "83 min"), (12_276, "3.4 h"), (221_000, "2.6 days")],
 )
 def test_times_for_people(seconds: float, words: str) -> None:
     assert in_words(seconds) == words

@@ -141,16 +141,18 @@ def _loss_chart(metrics: Metrics, name: str) -> "Figure":
     return figure
 
 
-def limit_losses(axes: "Axes", low: Column, high: Column, losses: Column, share: float = 0.95) -> None:
+def limit_losses(axes: "Axes", low: Column, high: Column, losses: Column) -> None:
     """Cuts the y axis as `loss_limits` says, and says so."""
-    limits = loss_limits(low, high, losses, share)
+    limits = loss_limits(low, high, losses)
     if limits is not None:
         bottom, top, largest = limits
         axes.set_ylim(bottom, top)
         axes.set_title(f"axis cut, the highest value is {largest:,.2f}", loc="right", fontsize=9, color=GREY)
 
 
-def loss_limits(low: Column, high: Column, losses: Column, share: float = 0.95) -> tuple[float, float, float] | None:
+def loss_limits(
+    low: Column, high: Column, losses: Column, share: float = 0.95, whole: Column | None = None
+) -> tuple[float, float, float] | None:
     """Where to cut a y axis so that the first losses, or rare spikes, do not press the rest of the curve flat.
 
     Args:
@@ -158,6 +160,7 @@ def loss_limits(low: Column, high: Column, losses: Column, share: float = 0.95) 
         high: highest values.
         losses: values in between, none of which lies below the axis.
         share: of the values that the axis shows at least.
+        whole: values that lie on the axis in any case.
 
     Returns:
         Bottom and top of the axis, and the highest value; None where nothing needs to be cut.
@@ -168,6 +171,8 @@ def loss_limits(low: Column, high: Column, losses: Column, share: float = 0.95) 
     # Without training rows there is no band.
     bottom = min(losses.min(), np.quantile(low, 0.05) if len(low) else math.inf)
     usual = max(np.quantile(values, share) for values in (losses, high) if len(values))
+    if whole is not None and np.isfinite(whole).any():
+        usual = max(usual, whole[np.isfinite(whole)].max())
     largest = max(values.max() for values in (losses, high) if len(values))
     if largest - bottom <= 2 * (usual - bottom) or usual == bottom:
         return None

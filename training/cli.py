@@ -10,6 +10,7 @@ from typing import Annotated, Never, cast, get_args
 import typer
 
 from training.command import run_command
+from training.datasets_folder import known_datasets
 from training.errors import RunError, UserError
 from training.hub.hub_commands import push, push_dataset
 from training.json_file import strict_json
@@ -28,9 +29,10 @@ app = typer.Typer(
 CHECKPOINT = "RUN (its latest checkpoint), RUN/best, RUN/step_00000617, or the path of a folder."
 CheckpointArgument = Annotated[str, typer.Argument(metavar="CHECKPOINT", help=CHECKPOINT)]
 DATASETS = "Folder of the datasets; what is missing is fetched into it."
-DatasetsArgument = Annotated[Path, typer.Argument(metavar="DATASETS", help=DATASETS)]
+DatasetsArgument = Annotated[Path, typer.Argument(metavar="DATASETS", help=DATASETS, callback=known_datasets)]
 DatasetsOption = Annotated[
-    Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
+    Path | None,
+    typer.Option(help="Folder of the datasets, instead of the repository's datasets/.", callback=known_datasets),
 ]
 OutputOption = Annotated[
     Path | None, typer.Option(help="Folder of the runs, instead of the repository's checkpoints/.")
@@ -85,8 +87,10 @@ def report(
 
 @app.command()
 def sample(
-    checkpoints: Annotated[list[str], typer.Argument(metavar="CHECKPOINT...", help=f"One or more: {CHECKPOINT}")],
-    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The beginning of the text.")],
+    checkpoints: Annotated[
+        list[str] | None, typer.Argument(metavar="CHECKPOINT...", help=f"One or more: {CHECKPOINT}")
+    ] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="The beginning of the text.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.8,
     top_k: Annotated[int, typer.Option(min=0, help="Draw among so many likeliest tokens; 0 = among all.")] = 50,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens to add at most; the end of the text comes first.")] = 100,
@@ -102,6 +106,13 @@ def sample(
     from training.config import REPOSITORY
     from training.sampling import Draw, sample_checkpoints
 
+    if not checkpoints or prompt is None:  # which of the two is missing, the command line cannot tell
+        raise UserError(
+            f"sample: takes a checkpoint and a prompt, got {prompt!r} alone; give both, as in "
+            "isobatch sample tiny 'Every effort'"
+            if prompt is not None
+            else "sample: takes a checkpoint and a prompt; give both, as in isobatch sample tiny 'Every effort'"
+        )
     draw = Draw(tokens, temperature, top_k or None, seed)
     samples = sample_checkpoints(checkpoints, prompt, draw, number, datasets or REPOSITORY / "datasets", tokenizer)
     if as_json:
@@ -135,6 +146,8 @@ def export(
     for option, value, known in (("--format", file_format, writers), ("--dtype", dtype, get_args(Dtype))):
         if value not in known:
             raise UserError(f"{option}: must be one of {', '.join(known)}, got {value!r}")
+    if output.suffix == ".gguf" and file_format != "gguf":
+        raise UserError(f"--output {output}: is the name of a GGUF file; add --format gguf, or name a folder")
     write = writers[file_format]
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"
@@ -172,7 +185,10 @@ def import_(
 def evaluate(
     checkpoint: CheckpointArgument,
     datasets: Annotated[
-        Path | None, typer.Argument(metavar="[DATASETS]", help=f"{DATASETS} Without it: the repository's datasets/.")
+        Path | None,
+        typer.Argument(
+            metavar="[DATASETS]", help=f"{DATASETS} Without it: the repository's datasets/.", callback=known_datasets
+        ),
     ] = None,
     dataset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Another dataset, made with the run's tokenizer.")

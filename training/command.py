@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import threading
+import time
 from types import FrameType
 from typing import Never
 
 import typer
 
 from training.errors import InterruptionError, OneRankError, RunError, UserError, one_line
+from training.launcher import is_news, note_mistake
 
 # typer brings its own click or uses the package, depending on its version.
 CommandLineError: type[Exception] = next(
@@ -19,6 +21,8 @@ CommandLineError: type[Exception] = next(
 )
 INTERRUPTED = 130
 """What recent versions of typer make of Ctrl-C; older ones raise Abort."""
+SECONDS_FOR_THE_SPEAKER = 1.0
+"""Before the other processes end: torchrun terminates all as soon as one has."""
 
 
 def run_command(app: typer.Typer) -> Never:
@@ -55,8 +59,9 @@ def run_command(app: typer.Typer) -> Never:
         _say("interrupted")
         sys.exit(1)
     except CommandLineError as error:
-        if _speaks():
+        if _speaks() and is_news(str(error)):
             error.show()  # type: ignore[attr-defined]
+        note_mistake()
         sys.exit(2)
 
 
@@ -93,14 +98,18 @@ def _flush() -> None:
 
 def _speaks() -> bool:
     # Local rank: on each machine somebody must say what is wrong with that machine.
-    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _say(line: str) -> None:
-    if _speaks():
+    if _speaks() and is_news(line):
         print(line, file=sys.stderr, flush=True)
 
 
 def _end(error: Exception, status: int) -> Never:
     _say("\n".join(map(one_line, (f"error: {error.args[0] if error.args else error}", *error.args[1:]))))
+    if not _speaks():
+        time.sleep(SECONDS_FOR_THE_SPEAKER)
+    if status == 2:
+        note_mistake()
     sys.exit(status)

@@ -65,6 +65,8 @@ def _is_path(run: str) -> bool:
 
 
 def _config_path(run: str, key: str = "") -> Path:
+    if run and not key and Path(run).is_dir() and not (CONFIGS / f"{run}.yaml").is_file():
+        raise ConfigError(f"{run}: is a folder; the run comes first, then the folder of the datasets")
     if _is_path(run):
         path = Path(run)
         if not path.is_file():

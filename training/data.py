@@ -1,5 +1,6 @@
 """Which rows of a dataset a step or the validation reads, and where the dataset comes from."""
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -222,10 +223,40 @@ def check_vocabulary(rows: AnyRows, vocab_size: int, group: Group) -> None:
     nearest = torch.tensor(-file.length if offset is None else -offset, device=process.device)
     first = -int(group.maximum(nearest))
     if first < file.length:
-        raise UserError(
-            f"{file.path}: the id {file.read(first, first + 1)[0]} at offset {first:,} is not in the model's "
-            f"vocabulary of {vocab_size:,} (model.vocab_size); the data belongs to another tokenizer"
-        )
+        raise _foreign_id(file, first, vocab_size)
+
+
+def check_described_vocabulary(config: RunConfig, folder: Path) -> None:
+    """The same for a plan: looks at the training ids where the dataset's description has more than the model.
+
+    Raises:
+        UserError: naming file, offset, id and vocabulary.
+    """
+    described = _described_vocabulary(folder)
+    if described is None or described <= config.model.vocab_size:
+        return
+    rows = open_training_data(config, folder).rows
+    offset = rows.file.first_bad_token(rows.start, rows.stop, config.model.vocab_size)
+    if offset is not None:
+        raise _foreign_id(rows.file, offset, config.model.vocab_size)
+
+
+def _foreign_id(file: TokenFile, offset: int, vocab_size: int) -> UserError:
+    described = _described_vocabulary(file.path.parent)
+    remedy = f": {described:,} ids; set model.vocab_size={described}" if described and described > vocab_size else ""
+    return UserError(
+        f"{file.path}: the id {file.read(offset, offset + 1)[0]} at offset {offset:,} is not in the model's "
+        f"vocabulary of {vocab_size:,} (model.vocab_size); the data belongs to another tokenizer{remedy}"
+    )
+
+
+def _described_vocabulary(folder: Path) -> int | None:
+    """How many ids a dataset's tokenizer has, by its dataset.json; None where that does not say."""
+    try:
+        size = json.loads((folder / "dataset.json").read_bytes())["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return size if isinstance(size, int) else None
 
 
 def provide_dataset(data: Data, datasets: Path) -> str | None:

@@ -7,8 +7,6 @@ collectives, which every process must reach in step, and `first`, where one proc
 
 import json
 import os
-import secrets
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -23,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from training.errors import InterruptionError, OneRankError, RunError, UserError
 from training.launcher import leave_with_launcher
+from training.meeting import LostError, agreed_name, give_signs_of_life, wait_for
 
 Result = TypeVar("Result")
 
@@ -96,16 +95,24 @@ class Process:
             rank=self.rank,
             world_size=self.world_size,
         )
+        group = Group(self, dist.PrefixStore("first", store))
+        if self.nodes > 1 and self.local_rank == 0:
+            give_signs_of_life(group.store, self.node)
         try:
-            yield Group(self, dist.PrefixStore("first", store))
+            yield group
         except BaseException as error:
             if isinstance(error, InterruptionError):
                 self._leave_after_rank_0(store)
             everywhere = isinstance(error, UserError | RunError | InterruptionError)
-            everywhere = everywhere and not isinstance(error, OneRankError)
-            # NCCL's destruction waits for the other ranks, which know nothing of another failure; torchrun ends them.
+            everywhere = everywhere and not isinstance(error, LostError | OneRankError)
+            # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
             if everywhere or self.device.type == "cpu" or self.world_size == 1:
                 dist.destroy_process_group()
+            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
+                raise LostError(
+                    f"rank {self.rank}: another process of the run is gone or does not answer (its own messages say "
+                    f"why; here: {str(error).splitlines()[0]}); the last checkpoint is as it was: --resume latest"
+                ) from error
             raise
         dist.destroy_process_group()
 
@@ -162,7 +169,11 @@ class Group:
                 outcome = {"mistake" if isinstance(error, UserError) else "failure": str(error)}
             self.store.set(f"{name}/{self.process.node if per_node else 0}", json.dumps(outcome))
         keys = [f"{name}/{node}" for node in range(self.process.nodes if per_node else 1)]
-        self.store.wait(keys, _AS_LONG_AS_IT_TAKES)
+        for node, key in enumerate(keys):
+            if self.process.nodes == 1:  # torchrun sees who ends, and ends the others
+                self.store.wait([key], _AS_LONG_AS_IT_TAKES)
+            else:
+                wait_for(self.store, key, node)
         outcomes = [json.loads(self.store.get(key)) for key in keys]
         for outcome in outcomes:
             if "mistake" in outcome:
@@ -215,35 +226,6 @@ class Group:
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
-
-
-def agreed_name(store: dist.Store, rank: int, world_size: int) -> str:
-    """A name that the ranks running now agree on, and none of those before a restart has used.
-
-    torchrun's agents keep their store when they start the workers again, so what an ended rank 0 has left there would
-    answer for the new one. No variable tells the starts apart: agents count only the restarts that they began.
-    Every rank must call this.
-
-    Args:
-        store: of the launcher.
-        rank: this process's.
-        world_size: ranks that must agree.
-    """
-    own = secrets.token_hex(8)
-    if rank > 0:
-        store.set(f"asks/{rank}", own)
-        store.wait([f"name for {own}"], _AS_LONG_AS_IT_TAKES)  # only a rank 0 that has read `own` writes this
-        name = store.get(f"name for {own}").decode()
-        store.set(f"{name}/has/{rank}", "")
-        return name
-    waiting = set(range(1, world_size))
-    while waiting:
-        for other in waiting:
-            if store.check([f"asks/{other}"]):  # may be what an ended process has left: asked again until it is not
-                store.set(f"name for {store.get(f'asks/{other}').decode()}", own)
-        waiting = {other for other in waiting if not store.check([f"{own}/has/{other}"])}
-        time.sleep(0.01)
-    return own
 
 
 def use_all_cores(local_world_size: int) -> None:

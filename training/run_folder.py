@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -182,7 +183,7 @@ def _begin(folder: Path, opening: Opening) -> None:
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
     beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
-    (folder / LAUNCH).write_text(launch())
+    (folder / LAUNCH).write_text(launch() + "\n")
     state = opening.state or {"step": 0, "evaluation_due": False}
     cut_back(folder / METRICS, state["step"], state["evaluation_due"])
 
@@ -202,12 +203,35 @@ def begun_by_this_launch(folder: Path) -> bool:
     Its count of restarts does not tell where there are several nodes: each counts only those that it caused, and rank
     0's may have caused none. It has to help out only where the system does not tell one torchrun from the next.
 
-    True on the node that rank 0 was on. If rank 0 has moved to another, as one was lost, the run is not known there.
+    True on the nodes that see the run's folder: if one is lost, rank 0 is on another.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ or not (folder / LAUNCH).is_file():
         return False
     tells = bool(_started(os.getppid())) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return tells and (folder / LAUNCH).read_text() == launch()
+    return tells and launch() in (folder / LAUNCH).read_text().splitlines()
+
+
+def note_launch(folder: Path) -> None:
+    """Adds the torchrun of this node to those that have begun the run; one process of each node does this."""
+    if (folder / LAUNCH).is_file() and not begun_by_this_launch(folder):
+        with (folder / LAUNCH).open("a") as file:
+            file.write(launch() + "\n")
+
+
+def refuse_to_start_beside(folder: Path) -> None:
+    """Looks at a node's own folder where rank 0 has found nothing to go on from; one process of each node does this.
+
+    Raises:
+        UserError: it holds what rank 0 would have gone on from: the folder is not shared, and rank 0 was here before.
+    """
+    try:
+        found = find_checkpoint(folder, "latest").path.name
+    except UserError:
+        return
+    raise UserError(
+        f"{folder}: on {socket.gethostname()} it holds {found} of this run, and on the machine of rank 0 nothing; "
+        "share the output folder, copy the run there, or remove it here if it is another one"
+    )
 
 
 def _started(process_id: int) -> str:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from training.datasets_folder import known_datasets
+
 if TYPE_CHECKING:
     from training.exchange.export import Dtype
 
@@ -33,7 +35,8 @@ def push(
     dtype: Annotated[str, typer.Option(help="Of the weights: float32, bfloat16 or float16.")] = "float32",
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer.json, instead of the run's own.")] = None,
     datasets: Annotated[
-        Path | None, typer.Option(help="Folder of the datasets, instead of the repository's datasets/.")
+        Path | None,
+        typer.Option(help="Folder of the datasets, instead of the repository's datasets/.", callback=known_datasets),
     ] = None,
 ) -> None:
     """Upload a model to the Hugging Face Hub, with its page, charts, config and metrics, in one commit."""

@@ -1,11 +1,15 @@
 """The command of `isobatch` that compares runs."""
 
+import os
+import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from training.datasets_folder import known_datasets
 from training.errors import UserError
 from training.json_file import strict_json
 
@@ -23,7 +27,8 @@ def compare(
         typer.Argument(metavar="RUN...", help="Names of runs, paths, or folders of runs such as a study's."),
     ],
     baseline: Annotated[
-        str | None, typer.Option(metavar="RUN", help="What to compare with.  [default: the first run]")
+        str | None,
+        typer.Option(metavar="RUN", help="What to compare with.  [default: the first]"),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder to write to, instead of the repository's checkpoints/comparison.")
@@ -31,7 +36,10 @@ def compare(
     form: Annotated[str, typer.Option("--format", help=f"What to print: {', '.join(PRINTED)}.")] = "terminal",
     datasets: Annotated[
         Path | None,
-        typer.Option(help="Folder of the datasets: first measures the runs that have no validation loss, for good."),
+        typer.Option(
+            help="Folder of the datasets: first measures the runs that have no validation loss, for good.",
+            callback=known_datasets,
+        ),
     ] = None,
     weights: Annotated[
         bool,
@@ -52,7 +60,8 @@ def compare(
     comparison, results = compare_runs(runs, baseline, datasets, checkpoints)
     print(write_tables(comparison)[cast("Form", form)], end="")
     folder = output or checkpoints / "comparison"
-    written = write_comparison(folder, comparison, results)
+    one_folder = len(runs) == 1 and len(results) > 1
+    written = write_comparison(folder, comparison, results, title=Path(runs[0]).resolve().name if one_folder else None)
     print(f"{folder}: {', '.join(path.name for path in written)}", file=sys.stderr)
 
 
@@ -63,7 +72,7 @@ def compare_runs(
 
     Args:
         runs: names of runs in `checkpoints`, paths, or folders of runs.
-        baseline: what to compare with, named in the same way; None = the first of the runs.
+        baseline: what to compare with: one of the runs, or another one; None = the first of the runs.
         datasets: measures first what has no validation loss; None = does not.
         checkpoints: the folder of the runs.
 
@@ -75,12 +84,49 @@ def compare_runs(
     from training.laboratory.results import read_results
     from training.lookup import find_runs
 
-    # The baseline is the first of all runs; repetitions of it are found by their configs.
-    folders = find_runs([*([baseline] if baseline is not None else []), *runs], checkpoints)
+    folders = find_runs(runs, checkpoints)
+    if baseline is not None:  # the first of all runs; repetitions of it are found by their configs
+        chosen = find_baseline(baseline, folders, checkpoints)
+        folders = [*chosen, *(folder for folder in folders if folder.resolve() not in map(Path.resolve, chosen))]
     results = read_results(folders)
     if datasets is not None and measure_missing(results, datasets):
         results = read_results(folders)
     return compare_results(results, results[0].name), results
+
+
+def find_baseline(baseline: str, folders: Sequence[Path], checkpoints: Path) -> list[Path]:
+    """Finds what to compare with: among the runs to be compared, and only then elsewhere.
+
+    Args:
+        baseline: the end of the path of one of the runs, such as its name; or a row of a study, whose runs are named
+            ROW-w<seed>-t<seed>; else as `find_runs` takes it.
+        folders: of the runs to be compared.
+        checkpoints: the folder of the runs.
+
+    Raises:
+        UserError: there is no such run, or several of the runs have this name.
+    """
+    from training.config_check import nearest
+    from training.lookup import find_runs
+
+    if not baseline.startswith((".", os.sep)):
+        parts = Path(baseline).parts
+        called = [folder for folder in folders if parts and folder.resolve().parts[-len(parts) :] == parts]
+        if len(called) > 1:
+            which = ", ".join(map(str, called))
+            raise UserError(f"--baseline {baseline}: several of the runs have this name ({which}); give a path")
+        row = re.compile(rf"{re.escape(baseline)}-w\d+-t\d+")
+        called = called or [folder for folder in folders if row.fullmatch(folder.resolve().name)]
+        if called:
+            return called
+    try:
+        return find_runs([baseline], checkpoints)
+    except UserError:
+        names = [folder.resolve().name for folder in folders]
+        remedy = nearest(baseline, names) or f" these are {', '.join(names)}"
+        raise UserError(
+            f"--baseline {baseline}: is none of the runs to be compared, nor another run;{remedy}"
+        ) from None
 
 
 def print_weights_difference(checkpoints: list[str], form: str) -> None:

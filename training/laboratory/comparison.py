@@ -19,6 +19,7 @@ from training.laboratory.comparability import (
 )
 from training.laboratory.results import RunResult
 from training.laboratory.statistics import (
+    PAIRED,
     SIGNIFICANT,
     Difference,
     Interval,
@@ -35,6 +36,10 @@ from training.yaml_reader import read_yaml
 
 NO_DIFFERENCE = Difference(math.nan, None, None, "none", 0)
 ONE_RUN = "one run on one side: judged by how far single runs of the other side lie apart"
+TWO_SEEDS = (
+    "With two seeds only an effect of more than nine standard deviations of the differences between seeds can be told "
+    "from the noise; three seeds find one of two and a half, five one of 1.2"
+)
 
 Verdict = Literal[
     "baseline",
@@ -247,15 +252,19 @@ def _remarks(baseline: Row, runs: Sequence[Run], rows: Sequence[Row], measure: M
             f"Noise of the seeds: the baseline's {baseline.seeds} have a standard deviation of "
             f"{baseline.deviation:.4f} {UNITS[measure]}; that of all seeds lies between {low:.4f} and {high:.4f} (95 %)"
         )
-    if baseline.seeds == 1:
+    others = [row for row in rows if row is not baseline]
+    if baseline.seeds == 1 and (not others or any(row.seeds for row in others)):
         remarks.append(
             "The baseline has one seed, so nothing says how far another one would have ended: train it with at least "
             "two more (--set seeds.weights=..., --set seeds.training=...) before a difference is believed"
         )
+    if any(row.method == PAIRED and min(row.seeds, baseline.seeds) == 2 for row in others):
+        remarks.append(TWO_SEEDS)
     tests = sum(row.p_value is not None for row in rows)
     if tests > 1:
         remarks.append(
-            f"The p values are corrected for the {tests} differences tested (Holm); each 95 % interval is for its "
-            "difference alone"
+            f"p (Holm) is p corrected for the {tests} differences tested, and the verdict goes by it (below "
+            f"{SIGNIFICANT}); each 95 % interval is for its difference alone, not corrected, so one may leave out 0 "
+            "and the verdict still be inside the noise"
         )
     return remarks

@@ -1,12 +1,13 @@
 """The charts of a comparison, as pictures: groups of runs over each other, and their differences to the baseline."""
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from training.charts import BLUE, GREEN, GREY, PURPLE, VERMILION, Column, empty_figure, limit_losses, png
+from training.charts import BLUE, GREEN, GREY, PURPLE, VERMILION, empty_figure, png
 from training.laboratory.comparability import UNITS
 from training.laboratory.comparison import Comparison, Row
 from training.laboratory.curves import (
@@ -18,6 +19,7 @@ from training.laboratory.curves import (
     Quantity,
     axis_unit,
     curves_of,
+    cut_losses,
     mean_curve,
 )
 from training.laboratory.results import RunResult
@@ -37,8 +39,6 @@ COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 LINES = ("-", "--", "-.", ":")
 OTHERS = "#B0B0B0"
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
-SHOWN = 0.85
-"""Share of a loss curve that the y axis shows at least: its beginning is high and says little."""
 NO_CLAIM = "no claim possible"
 VERDICT_STYLES: dict[str, tuple[str, str, bool]] = {
     "better": (BLUE, "o", True),
@@ -47,6 +47,8 @@ VERDICT_STYLES: dict[str, tuple[str, str, bool]] = {
     NO_CLAIM: (GREY, "D", False),
 }
 """Colour, marker, and whether it is filled."""
+
+INTERVAL = "95 % interval of the row alone, not corrected; the verdict goes by p (Holm)"
 
 Groups = dict[str, list[Curves]]
 
@@ -63,13 +65,19 @@ class Style:
 
 
 def group_styles(comparison: Comparison, most_groups: int = MOST_GROUPS) -> dict[str, Style]:
-    """The baseline in black, so many of the best in colours, the others in grey; in the order of the table."""
+    """The baseline in black, so many in colours, the others in grey; in the order of the table.
+
+    Colours go to the rows that differ from the baseline by more than the noise, and then to the best.
+    """
+    others = [row for row in comparison.rows if row.group != comparison.baseline]
+    first = sorted(others, key=lambda row: row.verdict not in ("better", "worse"))
+    named = {row.group for row in first[:most_groups]}
     styles = {}
     index = 0
     for row in comparison.rows:
         if row.group == comparison.baseline:
             styles[row.group] = Style(BLACK, "-", "o", 2.0)
-        elif index < most_groups:
+        elif row.group in named:
             line, marker = LINES[index % len(LINES)], MARKERS[index % len(MARKERS)]
             # Twelve pairs of colour and line style, then, a colour further, twelve more.
             colour = COLOURS[(index + index // 12) % len(COLOURS)]
@@ -118,11 +126,7 @@ def _overlay(groups: Groups, styles: dict[str, Style], quantities: Sequence[Quan
         for group in reversed([*styles]):
             members = [curves for curves in groups.get(group, []) if len(curves[quantity].values)]
             _draw_group(axes, [curves[quantity] for curves in members], styles[group], along, divisor, thin)
-        _limit(axes, quantity, [curves[quantity].values for group in groups.values() for curves in group])
-    if any(len(members) > 1 for members in groups.values()):
-        panels[0].set_title(
-            "mean of the seeds; band from the lowest to the highest", loc="left", fontsize=9, color=GREY
-        )
+        _limit(axes, quantity, {name: [curves[quantity] for curves in group] for name, group in groups.items()})
     panels[-1].set_xlabel(title)
     panels[-1].set_xlim(left=0)
     _legend(figure, styles, groups)
@@ -145,17 +149,25 @@ def _draw_group(
     axes.plot(x / divisor, mean, color=style.colour, ls=style.line, lw=style.width, marker=few, ms=4, zorder=order)
 
 
-def _limit(axes: "Axes", quantity: Quantity, values: Sequence[Column]) -> None:
+def _limit(axes: "Axes", quantity: Quantity, curves: dict[str, list[Curve]]) -> None:
     """A y axis on which the part of the curves can be read that matters."""
-    everything = np.concatenate([np.zeros(0), *values])
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    everything = np.concatenate([np.zeros(0), *(curve.values for group in curves.values() for curve in group)])
     if quantity == "learning rate":
         axes.set_ylim(bottom=0)
     elif quantity == "gradient norm":
         positive = everything[everything > 0]
         if len(positive) and positive.max() > 8 * positive.min():
             axes.set_yscale("log")
-    else:
-        limit_losses(axes, everything, everything, everything, SHOWN)
+            decades = np.log10(positive.max() / positive.min())
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades <= 3 else (1,)))
+            axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+            axes.yaxis.set_minor_formatter(NullFormatter())
+    elif (cut := cut_losses(curves)) is not None:
+        axes.set_ylim(cut.bottom, cut.top)
+        note = textwrap.fill(cut.note, 110)
+        axes.set_title(note, loc="right", fontsize=9, color=GREY, parse_math=False)
 
 
 def _legend(figure: "Figure", styles: dict[str, Style], groups: Groups) -> None:
@@ -172,8 +184,18 @@ def _legend(figure: "Figure", styles: dict[str, Style], groups: Groups) -> None:
     others = sum(not style.named for style in styles.values())
     if others:
         handles.append(Line2D([], [], color=OTHERS, lw=0.8, label=f"{others} others"))
+    several = any(len(members) > 1 for members in groups.values())
+    legend = figure.legend(
+        handles=handles,
+        loc="outside right upper",
+        frameon=False,
+        fontsize=8,
+        handlelength=3.5,
+        title="lines: mean of the seeds\nbands: lowest to highest" if several else None,
+        title_fontsize=8,
+        alignment="left",
+    )
     # A name is not mathematics, whatever dollar signs it has.
-    legend = figure.legend(handles=handles, loc="outside right upper", frameon=False, fontsize=8, handlelength=3.5)
     for text in legend.get_texts():
         text.set_parse_math(False)
 
@@ -184,8 +206,10 @@ def _differences(comparison: Comparison) -> "Figure":
     figure, (axes,) = empty_figure((9.5, 1.8 + 0.32 * max(1, len(rows))))
     baseline = next(row for row in comparison.rows if row.group == comparison.baseline)
     if baseline.deviation:
-        label = f"± one standard deviation of the baseline's {baseline.seeds} seeds"
+        label = band_label(comparison)
         axes.axvspan(-baseline.deviation, baseline.deviation, color="#E4E4E4", lw=0, label=label, zorder=0)
+    if any(row.interval for row, _ in rows):
+        axes.plot([], [], color=GREY, lw=1.6, marker="|", ms=7, label=INTERVAL)
     axes.axvline(0, color=BLACK, lw=1, zorder=1)
     for place, (row, difference) in enumerate(rows):
         colour, marker, filled = verdict_style(row)
@@ -199,11 +223,25 @@ def _differences(comparison: Comparison) -> "Figure":
     axes.set_xlabel(f"difference to {comparison.baseline} in {unit}: left of 0 is better", parse_math=False)
     if not rows:
         axes.text(0.5, 0.5, "nothing to compare", transform=axes.transAxes, ha="center", color=GREY)
-    for verdict, (colour, marker, filled) in VERDICT_STYLES.items():
+    for verdict in verdicts_of(comparison):
+        colour, marker, filled = VERDICT_STYLES[verdict]
         face = colour if filled else "white"
         axes.plot([], [], marker, color=colour, markerfacecolor=face, ms=7, label=verdict)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+    if axes.get_legend_handles_labels()[0]:
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
     return figure
+
+
+def verdicts_of(comparison: Comparison) -> list[str]:
+    """Those of VERDICT_STYLES that occur among the differences."""
+    occurring = {verdict_style(row) for row in comparison.rows if row.difference is not None}
+    return [verdict for verdict, style in VERDICT_STYLES.items() if style in occurring]
+
+
+def band_label(comparison: Comparison) -> str:
+    """What the band around 0 is; empty where there is none."""
+    baseline = next(row for row in comparison.rows if row.group == comparison.baseline)
+    return f"± one standard deviation of the baseline's {baseline.seeds} seeds" if baseline.deviation else ""
 
 
 def verdict_style(row: Row) -> tuple[str, str, bool]:

@@ -1,17 +1,26 @@
 """The charts of a comparison's page, as plotly's figures: curves along steps, tokens or time, and the differences."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.charts import Column, loss_limits
+from training.charts import GREY, Column
 from training.laboratory.comparability import UNITS
-from training.laboratory.comparison import Comparison
-from training.laboratory.comparison_charts import SHOWN, Style, group_styles, verdict_style
+from training.laboratory.comparison import Comparison, Row
+from training.laboratory.comparison_charts import (
+    INTERVAL,
+    VERDICT_STYLES,
+    Style,
+    band_label,
+    group_styles,
+    verdict_style,
+    verdicts_of,
+)
 from training.laboratory.comparison_table import probability
-from training.laboratory.curves import ALONG, QUANTITIES, Y_TITLES, Curve, Quantity, axis_unit, curves_of
+from training.laboratory.curves import ALONG, QUANTITIES, Y_TITLES, Curve, Quantity, axis_unit, curves_of, cut_losses
 from training.laboratory.results import RunResult
 
 if TYPE_CHECKING:
@@ -35,6 +44,7 @@ def curves_figure(comparison: Comparison, results: Sequence[RunResult]) -> "Figu
     styles = group_styles(comparison, len(ranks))
     figure = make_subplots(rows=len(QUANTITIES), shared_xaxes=True, vertical_spacing=0.04)
     drawn: dict[Quantity, list[Curve]] = {quantity: [] for quantity in QUANTITIES}
+    groups: dict[Quantity, dict[str, list[Curve]]] = {quantity: {} for quantity in QUANTITIES}
     for run, result in enumerate(runs):
         for panel, (quantity, curve) in enumerate(curves_of(result.metrics, most_points).items(), start=1):
             trace = _trace(result, curve, quantity, styles[result.group])
@@ -42,6 +52,7 @@ def curves_figure(comparison: Comparison, results: Sequence[RunResult]) -> "Figu
             trace.update(legendgroup=str(run), showlegend=panel == 1)
             figure.add_trace(trace, row=panel, col=1)
             drawn[quantity].append(curve)
+            groups[quantity].setdefault(escape(result.group), []).append(curve)
     buttons = _axis_buttons([curve for curves in zip(*drawn.values(), strict=True) for curve in curves])
     figure.update_layout(
         template="simple_white",
@@ -55,9 +66,14 @@ def curves_figure(comparison: Comparison, results: Sequence[RunResult]) -> "Figu
     )
     figure.update_xaxes(showgrid=True, rangemode="tozero")
     figure.update_xaxes(title_text=buttons[0]["args"][1][f"xaxis{len(QUANTITIES)}.title.text"], row=len(QUANTITIES))
-    for panel, (quantity, curves) in enumerate(drawn.items(), start=1):
+    for panel, (quantity, curves) in enumerate(groups.items(), start=1):
+        axis, note = _y_axis(quantity, curves)
         title = Y_TITLES[quantity].replace("\n", "<br>")
-        figure.update_yaxes(title_text=title, showgrid=True, row=panel, **_y_axis(quantity, curves))
+        figure.update_yaxes(title_text=title, showgrid=True, row=panel, **axis)
+        place = {"xref": "x domain", "yref": "y domain", "x": 1, "y": 1, "xanchor": "right", "yanchor": "bottom"}
+        figure.add_annotation(
+            text=note, showarrow=False, font={"color": GREY, "size": 11}, row=panel, col=1, visible=bool(note), **place
+        )
     return figure
 
 
@@ -76,9 +92,14 @@ def _trace(result: RunResult, curve: Curve, quantity: Quantity, style: Style) ->
         name=name,
         line={"color": style.colour, "dash": DASHES[style.line], "width": style.width},
         marker={"symbol": SYMBOLS[style.marker], "size": 6},
-        hovertemplate=f"<b>{name}</b><br>{quantity} %{{y:.5g}}<br>step %{{customdata[0]:,.0f}}, "
+        hovertemplate=f"<b>{name}</b>{_seeds(result)}<br>{quantity} %{{y:.5g}}<br>step %{{customdata[0]:,.0f}}, "
         "%{customdata[1]:,.0f} tokens, %{customdata[2]:,.0f} s<extra></extra>",
     )
+
+
+def _seeds(result: RunResult) -> str:
+    """What tells the runs of a row apart, for the pointer."""
+    return f"<br>seeds: weights {result.seed_weights}, training {result.seed_training}"
 
 
 def _rounded(values: Column) -> list[float | None]:
@@ -99,50 +120,92 @@ def _axis_buttons(curves: Sequence[Curve]) -> list[dict[str, Any]]:
     return buttons
 
 
-def _y_axis(quantity: Quantity, curves: Sequence[Curve]) -> dict[str, Any]:
-    """What part of the curves is shown before somebody zooms."""
-    values = np.concatenate([np.zeros(0), *(curve.values for curve in curves)])
+def _y_axis(quantity: Quantity, curves: dict[str, list[Curve]]) -> tuple[dict[str, Any], str]:
+    """What part of the curves is shown before somebody zooms, and what is to be said of it."""
+    values = np.concatenate([np.zeros(0), *(curve.values for group in curves.values() for curve in group)])
     if quantity == "learning rate":
-        return {"rangemode": "tozero", "tickformat": ".2~g"}
+        return {"rangemode": "tozero", "tickformat": ".2~g"}, ""
     if quantity == "gradient norm":
         positive = values[values > 0]
-        return {"type": "log"} if len(positive) and positive.max() > 8 * positive.min() else {}
-    limits = loss_limits(values, values, values, SHOWN)
-    return {"range": list(limits[:2])} if limits else {}
+        logarithmic = len(positive) and positive.max() > 8 * positive.min()
+        return ({"type": "log", **_log_ticks(positive.min(), positive.max())} if logarithmic else {}), ""
+    cut = cut_losses(curves)
+    return ({"range": [cut.bottom, cut.top]}, cut.note) if cut else ({}, "")
+
+
+def _log_ticks(low: float, high: float) -> dict[str, Any]:
+    """Ticks at 1, 2 and 5 times powers of ten, each written out; plotly writes 2 for 0.2 as for 20."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(powers) <= 4 else (1,)
+    ticks = [float(f"{step}e{power}") for power in powers for step in steps]
+    return {"tickmode": "array", "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
 
 
 def differences_figure(comparison: Comparison) -> "Figure":
     """Each group's difference with its interval, from the best to the worst."""
-    from plotly.graph_objects import Figure, Scatter
+    from plotly.graph_objects import Figure
 
     figure = Figure()
     rows = [(row, row.difference) for row in comparison.rows if row.difference is not None]
     for row, difference in rows:
-        colour, mark, filled = verdict_style(row)
-        half = 0.0 if row.interval is None else (row.interval.high - row.interval.low) / 2
-        about = f"{difference:+.4f} ± {half:.4f}, p {probability(row.adjusted_p_value)}" if half else "no interval"
-        marker = {"symbol": SYMBOLS[mark] + ("" if filled else "-open"), "size": 10, "color": colour}
-        figure.add_trace(
-            Scatter(
-                x=[difference],
-                y=[escape(row.group)],
-                error_x={"type": "data", "array": [half], "color": colour, "visible": half > 0},
-                mode="markers",
-                marker=marker,
-                name=escape(row.group),
-                hovertemplate=f"{escape(row.group)}: {row.verdict}<br>%{{x:+.4f}}<br>{about}<extra></extra>",
-            )
-        )
+        figure.add_trace(_difference(row, difference))
+    figure.add_traces(_legend_entries(comparison))
     baseline = next(row for row in comparison.rows if row.group == comparison.baseline)
     if baseline.deviation:
         figure.add_vrect(-baseline.deviation, baseline.deviation, fillcolor="#808080", opacity=0.2, line_width=0)
     figure.add_vline(0, line_width=1.5, line_color="black", opacity=1)
+    names = [escape(row.group) for row, _ in rows]
     figure.update_layout(
         template="simple_white",
-        showlegend=False,
-        height=140 + 32 * max(1, len(rows)),
-        margin={"t": 20, "l": 20, "r": 20},
+        legend={
+            **{"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False},
+            **{"font": {"size": 12}},
+        },
+        height=220 + 32 * max(1, len(rows)),
+        margin={"t": 60, "l": 20, "r": 20},
         xaxis={"title": f"difference to {escape(comparison.baseline)} ({UNITS[comparison.measure]}); left is better"},
-        yaxis={"autorange": "reversed", "automargin": True, "type": "category"},
+        # The range by hand: half a row of room above the first and below the last.
+        yaxis={
+            **{"range": [max(1, len(rows)) - 0.4, -0.6], "automargin": True},
+            **{"type": "category", "categoryorder": "array", "categoryarray": names},
+        },
     )
     return figure
+
+
+def _difference(row: Row, difference: float) -> "Scatter":
+    """A row's dot and whisker."""
+    from plotly.graph_objects import Scatter
+
+    colour, mark, filled = verdict_style(row)
+    half = 0.0 if row.interval is None else (row.interval.high - row.interval.low) / 2
+    about = f"{difference:+.4f} ± {half:.4f}, p (Holm) {probability(row.adjusted_p_value)}" if half else "no interval"
+    return Scatter(
+        x=[difference],
+        y=[escape(row.group)],
+        error_x={"type": "data", "array": [half], "color": colour, "visible": half > 0},
+        mode="markers",
+        marker={"symbol": SYMBOLS[mark] + ("" if filled else "-open"), "size": 10, "color": colour},
+        name=escape(row.group),
+        showlegend=False,
+        hovertemplate=f"{escape(row.group)}: {row.verdict}<br>%{{x:+.4f}}<br>{about}<extra></extra>",
+    )
+
+
+def _legend_entries(comparison: Comparison) -> list["Scatter"]:
+    """What colours, markers, whiskers and the band mean: entries without data."""
+    from plotly.graph_objects import Scatter
+
+    nothing: dict[str, Any] = {"x": [None], "y": [None], "mode": "markers"}
+    entries = []
+    for verdict in verdicts_of(comparison):
+        colour, mark, filled = VERDICT_STYLES[verdict]
+        marker = {"symbol": SYMBOLS[mark] + ("" if filled else "-open"), "size": 10, "color": colour}
+        entries.append(Scatter(**nothing, name=verdict, marker=marker))
+    if any(row.interval for row in comparison.rows):
+        marker = {"symbol": "line-ew-open", "size": 16, "color": GREY, "line": {"width": 2}}
+        entries.append(Scatter(**nothing, name=INTERVAL, marker=marker))
+    if label := band_label(comparison):
+        marker = {"symbol": "square", "size": 14, "color": "#D9D9D9"}
+        entries.append(Scatter(**nothing, name=escape(label), marker=marker))
+    return entries

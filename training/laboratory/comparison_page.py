@@ -16,7 +16,8 @@ from training.laboratory.comparability import UNITS
 from training.laboratory.comparison import Comparison
 from training.laboratory.comparison_charts import draw_comparison
 from training.laboratory.comparison_figures import curves_figure, differences_figure
-from training.laboratory.comparison_table import Form, cells, marked, run_cells, run_titles, titles, write_tables
+from training.laboratory.comparison_summary import heading, how_to_read, summary
+from training.laboratory.comparison_table import Form, escaped, marked, run_cells, run_titles, shown_table, write_tables
 from training.laboratory.results import RunResult
 
 FILES: dict[Form, str] = {"markdown": "comparison.md", "csv": "comparison.csv", "json": "comparison.json"}
@@ -30,14 +31,25 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 1.5rem auto; max-width: 90rem; padding: 0 1rem; color: #111; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: 0.85rem; font-variant-numeric: tabular-nums; }
-th, td { border-bottom: 1px solid #ccc; padding: 0.3rem 0.6rem; text-align: left; vertical-align: top; }
+th, td { border-bottom: 1px solid #ccc; padding: 0.3rem 0.45rem; text-align: left; vertical-align: top; }
 td.number { text-align: right; }
 td.number, td.verdict, td:first-child { white-space: nowrap; }
+td.changes { min-width: 17rem; }
+ul.summary { list-style: none; padding: 0; }
 tr.baseline { background: #eee; }
 tr.better td.verdict { color: #0072B2; font-weight: 600; }
 tr.worse td.verdict { color: #B04A00; font-weight: 600; }
 img { max-width: 100%; }
-@media print { body { margin: 0; max-width: none; } .modebar { display: none; } }
+@media print {
+  @page { size: A4 landscape; margin: 10mm; }
+  body { margin: 0; max-width: none; padding: 0; font-size: 9pt; }
+  .wide { overflow: visible; }
+  table { font-size: 7pt; }
+  th, td { padding: 1pt 3pt; }
+  td.changes { min-width: 8rem; }
+  tr { break-inside: avoid; }
+  .modebar { display: none; }
+}
 """
 
 
@@ -68,7 +80,11 @@ class Appendix:
 
 
 def write_comparison(
-    folder: Path, comparison: Comparison, results: Sequence[RunResult], appendix: Appendix | None = None
+    folder: Path,
+    comparison: Comparison,
+    results: Sequence[RunResult],
+    appendix: Appendix | None = None,
+    title: str | None = None,
 ) -> list[Path]:
     """Writes comparison.md, .csv and .json, the charts and comparison.html into a folder.
 
@@ -77,6 +93,7 @@ def write_comparison(
         comparison: of the results.
         results: the runs.
         appendix: for the end of comparison.md and of the page.
+        title: name of the study or of the folder that the runs are from.
 
     Returns:
         The paths of the files, the page last.
@@ -90,12 +107,14 @@ def write_comparison(
     pictures = draw_comparison(comparison, results)
     links = "\n".join(f"![{name.partition('.')[0].replace('_', ' ')}]({name})\n" for name in pictures)
     contents: dict[str, bytes] = {FILES[form]: tables[form].encode() for form in FILES}
-    contents[FILES["markdown"]] = f"# Comparison\n\n{tables['markdown']}\n{links}".encode()
+    about = "\n".join(f"- {escaped(line)}" for line in summary(comparison, results))
+    head = f"# {escaped(heading(comparison, title))}\n\n{about}"
+    contents[FILES["markdown"]] = f"{head}\n\n{tables['markdown']}\n{links}".encode()
     contents |= pictures
     if appendix is not None:
         contents[FILES["markdown"]] += f"\n{appendix.markdown()}".encode()
         contents[appendix.picture] = appendix.content
-    contents[PAGE] = comparison_page(comparison, results, appendix).encode()
+    contents[PAGE] = comparison_page(comparison, results, appendix, title).encode()
     with _told(folder):
         for name, content in contents.items():
             beside = folder / f".{name}.{os.getpid()}.new"  # another comparison may write here too
@@ -113,7 +132,9 @@ def _told(folder: Path) -> Iterator[None]:
         raise RunError(f"{folder}: cannot be written ({error}); make room, or choose another --output") from error
 
 
-def comparison_page(comparison: Comparison, results: Sequence[RunResult], appendix: Appendix | None = None) -> str:
+def comparison_page(
+    comparison: Comparison, results: Sequence[RunResult], appendix: Appendix | None = None, title: str | None = None
+) -> str:
     """The comparison as an HTML page."""
     from plotly.io import to_html
 
@@ -124,13 +145,13 @@ def comparison_page(comparison: Comparison, results: Sequence[RunResult], append
     curves = to_html(
         curves_figure(comparison, results), config, full_html=False, include_plotlyjs=False, div_id="curves"
     )
-    letters, marks = marked(comparison)
-    notes = "\n".join(f"<li>{escape(note)}</li>" for note in [*marks, *comparison.remarks])
-    rows = [
-        (row.verdict, [*cells(row)[:-1], f"{row.verdict} {letter}"])
-        for row, letter in zip(comparison.rows, letters, strict=True)
-    ]
+    marks = marked(comparison)[1]
+    notes = "\n".join(f"<li>{escape(note)}</li>" for note in [*how_to_read(comparison), *marks, *comparison.remarks])
+    about = "\n".join(f"<li>{escape(line)}</li>" for line in summary(comparison, results))
+    heads, cells = shown_table(comparison)
+    rows = [(row.verdict, line) for row, line in zip(comparison.rows, cells, strict=True)]
     runs = [("", run_cells(run)) for run in comparison.runs]
+    name = escape(heading(comparison, title))
     unit = UNITS[comparison.measure]
     return f"""<!DOCTYPE html>
 <html lang="en">
@@ -138,13 +159,16 @@ def comparison_page(comparison: Comparison, results: Sequence[RunResult], append
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="viewport" content="width=device-width">
-<title>Comparison with {escape(comparison.baseline)}</title>
+<title>{name}</title>
 <style>{STYLE}</style>
 </head>
 <body>
-<h1>Comparison with {escape(comparison.baseline)}</h1>
-<p>Differences in {unit}; negative is better.</p>
-<div class="wide">{_table(titles(comparison), rows, "comparison")}</div>
+<h1>{name}</h1>
+<ul class="summary">
+{about}
+</ul>
+<p>Differences to {escape(comparison.baseline)} in {unit}; negative is better.</p>
+<div class="wide">{_table(heads, rows, "comparison")}</div>
 <ul>
 {notes}
 </ul>
@@ -162,13 +186,15 @@ double-click on it to see everything. The axis is switched above the charts.</p>
 """
 
 
-def _table(heads: Iterable[str], rows: Iterable[tuple[str, Sequence[str]]], name: str) -> str:
+def _table(heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]], name: str) -> str:
     """A table of rows with their verdict; numbers stand at the right."""
     head = "".join(f"<th>{escape(title)}</th>" for title in heads)
     lines = []
     for verdict, row in rows:
         kinds = ["number" if cell[:1] in "+-0123456789<" and cell else "" for cell in row]
-        kinds[0], kinds[-1] = "", "verdict"
+        kinds = ["verdict" if title == "Verdict" else kind for title, kind in zip(heads, kinds, strict=True)]
+        kinds = ["changes" if title == "Changes" else kind for title, kind in zip(heads, kinds, strict=True)]
+        kinds[0] = ""
         line = "".join(f'<td class="{kind}">{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))
         lines.append(f'<tr class="{escape(verdict)}">{line}</tr>')
     return f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table>'

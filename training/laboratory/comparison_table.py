@@ -13,28 +13,30 @@ from typing import Any, Literal, get_args
 from training.json_file import strict
 from training.laboratory.comparability import UNITS
 from training.laboratory.comparison import Comparison, Row, Run
+from training.laboratory.comparison_summary import how_to_read
 from training.laboratory.statistics import CONFIDENCE
 from training.report import duration, table
 
 Form = Literal["terminal", "markdown", "csv", "json"]
 FORMS: tuple[Form, ...] = get_args(Form)
 TERMINAL_WIDTH = 100
-LONGEST_NAME = 22
+LONGEST_NAME = 20
 """In the terminal; a longer one gets a line of its own."""
 TITLES = (
     "Run",
-    "Changes",
     "Loss",
     "SD",
     "Difference",
+    "Verdict",
     "95 % interval",
     "p",
     "p (Holm)",
     "Seeds",
     "Tokens/s",
     "Time",
-    "Verdict",
+    "Changes",
 )
+"""The verdict stands beside what it judges, where also a narrow window shows it."""
 
 
 def write_tables(comparison: Comparison) -> dict[Form, str]:
@@ -47,28 +49,36 @@ def write_tables(comparison: Comparison) -> dict[Form, str]:
     }
 
 
-def titles(comparison: Comparison) -> list[str]:
-    """The heads of the columns that `cells` fills."""
+def shown_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """The table for people: the heads of its columns, and its rows; a column without any content is left out."""
     name = f"{'Loss' if comparison.measure == 'loss' else 'Bits per byte'}, mean"
-    return [name if title == "Loss" else title for title in TITLES]
+    heads = [name if title == "Loss" else title for title in TITLES]
+    rows = [_cells(row, letters) for row, letters in zip(comparison.rows, marked(comparison)[0], strict=True)]
+    filled = [place for place in range(len(heads)) if any(row[place] for row in rows)]
+    return [heads[place] for place in filled], [[row[place] for place in filled] for row in rows]
 
 
-def cells(row: Row) -> list[str]:
-    """A row for people, in the columns of `titles`."""
+def _cells(row: Row, letters: str) -> list[str]:
+    """A row in the columns of TITLES; the letters lead to its marks."""
     return [
         row.group,
-        row.changes,
         number(row.mean),
         number(row.deviation),
         number(row.difference, "+.4f"),
+        f"{row.verdict} ({letters})" if letters else row.verdict,
         f"{row.interval.low:+.4f} to {row.interval.high:+.4f}" if row.interval else "",
         probability(row.p_value),
         probability(row.adjusted_p_value),
         str(row.seeds),
         number(row.tokens_per_second, ",.0f"),
         "" if row.seconds is None else duration(row.seconds),
-        row.verdict,
+        "" if _is_in_the_name(row) else row.changes,
     ]
+
+
+def _is_in_the_name(row: Row) -> bool:
+    """Whether a group's name says already what it changes, as that of a study's row does."""
+    return row.changes.replace(", ", "-") in row.group
 
 
 def run_titles() -> list[str]:
@@ -181,27 +191,23 @@ def _csv(comparison: Comparison) -> str:
 
 
 def _markdown(comparison: Comparison) -> str:
-    letters, marks = marked(comparison)
-    rows = [
-        [*map(_escaped, row_cells[:-1]), f"{row_cells[-1]}{f' ({letter})' if letter else ''}"]
-        for row_cells, letter in zip(map(cells, comparison.rows), letters, strict=True)
-    ]
-    notes = [f"- {_escaped(note)}" for note in [*marks, *comparison.remarks]]
-    runs = table(run_titles(), (map(_escaped, run_cells(run)) for run in comparison.runs))
+    heads, rows = shown_table(comparison)
+    notes = [f"- {escaped(note)}" for note in [*marked(comparison)[1], *comparison.remarks, *how_to_read(comparison)]]
+    runs = table(run_titles(), (map(escaped, run_cells(run)) for run in comparison.runs))
     unit = UNITS[comparison.measure]
-    lines = [f"Differences to {_escaped(comparison.baseline)} in {unit}, negative is better.", ""]
-    lines += [*table(titles(comparison), rows), "", *notes, "", "Runs:", "", *runs]
+    lines = [f"Differences to {escaped(comparison.baseline)} in {unit}, negative is better.", ""]
+    lines += [*table(heads, (map(escaped, row) for row in rows)), "", *notes, "", "Runs:", "", *runs]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that Markdown takes for nothing else."""
     escaped = html.escape(text, quote=False)
     return "".join(f"\\{letter}" if letter in "*_`[]" else letter for letter in escaped)
 
 
 def _terminal(comparison: Comparison) -> str:
-    heads = ["run", "loss" if comparison.measure == "loss" else "bits/B", "SD", "difference", "p", "n"]
+    heads = ["run", "loss" if comparison.measure == "loss" else "bits/B", "SD", "difference", "p (Holm)", "n"]
     heads += ["tok/s", "time", "verdict"]
     letters, marks = marked(comparison)
     lines = [_terminal_cells(row, letter) for row, letter in zip(comparison.rows, letters, strict=True)]
@@ -213,12 +219,12 @@ def _terminal(comparison: Comparison) -> str:
             text.append(line[0])
             line = ["", *line[1:]]
         text.append(_terminal_line(line, widths))
-        if row.changes and row.changes not in row.group:
+        if not _is_in_the_name(row):
             text.append(
                 f"    {row.changes}"[: TERMINAL_WIDTH - 1] + ("…" if len(row.changes) > TERMINAL_WIDTH - 5 else "")
             )
     unit = UNITS[comparison.measure]
-    legend = f"difference to {comparison.baseline} in {unit}, with its 95 % interval; p by Holm; n seeds"
+    legend = f"difference to {comparison.baseline} in {unit}, with its 95 % interval; p (Holm) is corrected; n seeds"
     notes = [*textwrap.wrap(legend, TERMINAL_WIDTH), ""]
     for note in (*marks, *comparison.remarks):
         notes += textwrap.wrap(note, TERMINAL_WIDTH, subsequent_indent="   ")

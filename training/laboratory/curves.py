@@ -1,14 +1,14 @@
 """The curves of runs that are compared: along steps, tokens or time, shortened to what a chart can show."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Literal, get_args
 
 import numpy as np
 
-from training.charts import Column, bin_curve
+from training.charts import Column, bin_curve, loss_limits
 from training.metrics_file import Metrics
 
 Along = Literal["steps", "tokens", "time"]
@@ -21,6 +21,9 @@ Y_TITLES: dict[Quantity, str] = {
     "gradient norm": "gradient norm\nbefore clipping (L2)",
     "learning rate": "learning rate",
 }
+SHOWN = 0.85
+"""Share of the loss curves that the y axis shows at least: their beginning is high and says little."""
+MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,48 @@ def _curve(metrics: Metrics, steps: Column, values: Column, most_points: int) ->
     tokens = np.interp(step, trained, np.concatenate([[0], metrics.train["tokens"]]))
     time = np.interp(step, trained, np.concatenate([[0.0], metrics.train["seconds"]]))
     return Curve(step, tokens, time, mean)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where a y axis is cut, and what lies outside."""
+
+    bottom: float
+    top: float
+    note: str
+    """For the reader of the chart."""
+
+
+def cut_losses(curves: Mapping[str, Sequence[Curve]]) -> Cut | None:
+    """Where to cut the y axis of losses so that their beginnings do not press the rest flat; None if nowhere.
+
+    The last value of each curve lies on the axis, however high it is: no run is out of sight.
+
+    Args:
+        curves: of one quantity, by the name that the chart has for them.
+    """
+    finite = [(name, curve.values[np.isfinite(curve.values)]) for name, own in curves.items() for curve in own]
+    finite = [(name, values) for name, values in finite if len(values)]
+    everything = np.concatenate([np.zeros(0), *(values for _, values in finite)])
+    limits = loss_limits(everything, everything, everything, SHOWN, np.array([values[-1] for _, values in finite]))
+    if limits is None or limits[1] >= limits[2]:
+        return None
+    bottom, top, largest = limits
+    outside = {name for name, values in finite if values.max() > top}
+    mostly = {name for name, values in finite if np.mean(values > top) > 0.5}
+    all_of_them = outside == {name for name, _ in finite}
+    parts = (
+        [] if outside == mostly else [f"parts of {'all curves' if all_of_them else _some(outside - mostly, curves)}"]
+    )
+    parts += [f"most of {_some(mostly, curves)}"] if mostly else []
+    return Cut(bottom, top, f"axis cut at {top:.3g}; above it, up to {largest:,.2f}: {', '.join(parts)}")
+
+
+def _some(names: set[str], order: Iterable[str]) -> str:
+    """The first few of some names."""
+    ordered = [name for name in order if name in names]
+    more = f" and {len(ordered) - MOST_NAMES} more" if ordered[MOST_NAMES:] else ""
+    return ", ".join(ordered[:MOST_NAMES]) + more
 
 
 def mean_curve(curves: Sequence[Curve], axis: Along) -> tuple[Column, Column, Column, Column]:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from training.errors import RunError
+from training.datasets_folder import known_datasets, missing_dataset
+from training.errors import RunError, UserError
 
 
 def study(
@@ -15,7 +16,12 @@ def study(
         str, typer.Argument(metavar="STUDY", help="A study: its name (configs/studies/STUDY.yaml), or a YAML file.")
     ],
     datasets: Annotated[
-        Path, typer.Argument(metavar="DATASETS", help="Folder of the datasets; what is missing is fetched into it.")
+        Path,
+        typer.Argument(
+            metavar="DATASETS",
+            help="Folder of the datasets; what is missing is fetched into it.",
+            callback=known_datasets,
+        ),
     ],
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Processes of each run.  [default: one for each GPU, without GPUs 1]")
@@ -33,11 +39,14 @@ def study(
     import torch
 
     from training.config import REPOSITORY
+    from training.data import check_described_vocabulary
     from training.laboratory import study_runner
-    from training.laboratory.study_file import load_study
+    from training.laboratory.study_file import STUDIES, load_study
     from training.laboratory.study_plan import estimate_from, plan_lines, read_launches, read_run_state
     from training.laboratory.study_result import write_result
 
+    if Path(name).is_dir() and not (STUDIES / f"{name}.yaml").is_file():
+        raise UserError(f"{name}: is a folder; the study comes first, then the folder of the datasets")
     wanted = load_study(name)
     gpus = torch.cuda.device_count()
     processes = nproc or gpus or 1
@@ -47,10 +56,13 @@ def study(
     with nullcontext() if dry_run else study_runner.held(folder):
         states = {run.name: read_run_state(folder / run.name, run.config) for run in wanted.runs}
         estimate = estimate_from(wanted, read_launches(folder), processes)
-        print("\n".join(plan_lines(wanted, states, estimate)), file=sys.stdout if dry_run else sys.stderr, flush=True)
+        lines = [*plan_lines(wanted, states, estimate), *missing_dataset(wanted.runs[0].config.data.dataset, datasets)]
+        print("\n".join(lines), file=sys.stdout if dry_run else sys.stderr, flush=True)
         if not overwrite:
             study_runner.refuse_changed(wanted, folder, states)
         if dry_run:
+            for config in {run.group: run.config for run in wanted.runs}.values():
+                check_described_vocabulary(config, datasets / config.data.dataset)
             return
         study_runner.open_data(wanted, datasets)
         machine = study_runner.Machine(datasets, folder, processes, microbatch)

@@ -128,9 +128,21 @@ def _checked(raw: Mapping[str, Any], path: Path) -> StudyFile:
             for item in error.errors()
             if item["type"] != "too_short" or item["loc"][0] not in wrong or len(item["loc"]) > 1
         ]
+        problems = _all_told(problems, raw)
     if problems:
         raise refusal(shown(path), problems)
     return file
+
+
+def _all_told(problems: Sequence[str], raw: Mapping[str, Any]) -> list[str]:
+    """With misspelt interventions, and without the keys that are missing only because they are misspelt."""
+    meant = [problem.partition(" did you mean ")[2].rstrip("?") for problem in problems]
+    known, names = read_yaml(INTERVENTIONS), raw.get("interventions")
+    return [problem for problem in problems if problem not in {f"{key}: is needed" for key in meant}] + [
+        f"interventions: {name} is no intervention;{nearest(name, known) or ' there are ' + ', '.join(known)}"
+        for name in (names if isinstance(names, list) else [])
+        if isinstance(name, str) and name not in known
+    ]
 
 
 def _sentence(location: Sequence[int | str], kind: str, item: Mapping[str, Any]) -> str:
@@ -231,7 +243,7 @@ def _rows(file: StudyFile, common: dict[str, Any], path: Path) -> dict[str, RunC
     try:
         base = _config(path, common, BASELINE, file.seeds[0])
     except ConfigError as error:  # every other run has this problem too
-        raise refusal(shown(path), error.problems) from None
+        raise refusal(shown(path), [text.removeprefix(f"{shown(path)}: ") for text in error.problems]) from None
     keys = {BASELINE: common}
     if file.batch_sizes:
         sizes = sorted(file.batch_sizes, key=lambda size: size != base.global_batch)  # the base's own first, if given

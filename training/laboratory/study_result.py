@@ -25,7 +25,7 @@ def write_result(study: Study, folder: Path, states: Mapping[str, RunState]) -> 
         return f"{folder}: no run of {study.baseline} is finished, so there is nothing to compare with yet"
     comparison = compare_results(results, study.baseline)
     best = best_batch_size(study.name, comparison.runs) if study.batch_sizes else None
-    written = write_comparison(folder, comparison, results, best)
+    written = write_comparison(folder, comparison, results, best, study.name)
     text = [write_tables(comparison)["terminal"].rstrip(), ""]
     if best is not None:
         text += [*best.paragraphs, *(f"- {note}" for note in best.notes), ""]

@@ -184,8 +184,13 @@ def _train(
 
     def show() -> None:
         step = last_step(metrics) if _changed_at(metrics) != before else 0
-        if step > state.step and state.total_steps is None:
-            progress.show(f"  step {step:,}")
+        total = state.total_steps
+        if step and total is None:
+            total = recorded_total(metrics)
+        if step and step == total:
+            progress.show(f"  step {step:,} of {total:,}: writing the report")
+        elif step > state.step and state.total_steps is None:
+            progress.show(f"  step {step:,}" + (f" of {total:,}" if total else ""))
         elif step > state.step and state.total_steps is not None:
             share = (step - state.step) / state.total_steps
             launch = Launch(run.name, share, time.monotonic() - begun, machine.processes)
@@ -246,6 +251,16 @@ def last_step(path: Path) -> int:
         except (ValueError, KeyError, TypeError):  # the first line of the piece may be half of one
             continue
     return 0
+
+
+def recorded_total(path: Path) -> int | None:
+    """The steps of a run, as its beginning recorded them; None where it did not yet."""
+    try:
+        with path.open("rb") as file:
+            total = parse_json(file.readline())["total_steps"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return total if isinstance(total, int) else None
 
 
 class Progress:

@@ -78,8 +78,8 @@ def _check(options: Options) -> None:
     given = [options.tokenizer is not None, options.train_bpe is not None, options.bytes]
     if sum(given) != 1:
         raise UserError(
-            f"--tokenizer, --train-bpe, --bytes: {sum(given)} of them are given; a dataset has one tokenizer; give one "
-            "of --tokenizer FILE-OR-NAME, --train-bpe TOKENS and --bytes"
+            f"--tokenizer, --train-bpe, --bytes: {'none is' if not any(given) else 'several are'} given; a dataset has "
+            "one tokenizer; give one of --tokenizer FILE-OR-NAME, --train-bpe TOKENS and --bytes"
         )
     if options.train_bpe is not None and not SMALLEST <= options.train_bpe <= 2**24:
         raise UserError(

@@ -1,0 +1,104 @@
+"""docs/slurm.sh, with programs in Slurm's place: sbatch starts it, srun starts torchrun, scontrol notes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Finished, Workplace
+
+SCRIPT = REPOSITORY / "docs" / "slurm.sh"
+SBATCH = 'export SLURM_JOB_ID=$PPID SLURM_JOB_NODELIST=here SLURM_NNODES=1 SLURM_GPUS_ON_NODE=2\nexec bash "$@"'
+SCONTROL = '[ "$1" = show ] && echo 127.0.0.1\n[ "$1" = requeue ] && echo "$2" >> "$NOTES/requeued"\nexit 0'
+# Slurm's own hands signals on; in the place of torchrun's process, this one is the one that gets them.
+SRUN = 'shift 2\nexec "{python}" -m torch.distributed.run "$@"'
+
+
+class Slurm:
+    """A folder with the programs, which comes first on PATH."""
+
+    def __init__(self, folder: Path, srun: str) -> None:
+        self.folder = folder
+        (folder / "bin").mkdir()
+        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("srun", srun)):
+            (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
+            (folder / "bin" / name).chmod(0o755)
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        """Submits the script with some words."""
+        environment = {
+            **os.environ,
+            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
+            "NOTES": str(self.folder),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        with (self.folder / "log").open("a") as log:
+            return subprocess.Popen(
+                ["sbatch", str(SCRIPT), *words], stdout=log, stderr=log, text=True, cwd=REPOSITORY, env=environment
+            )
+
+    @property
+    def requeued(self) -> int:
+        """How many times a job was put into the queue again."""
+        notes = self.folder / "requeued"
+        return len(notes.read_text().splitlines()) if notes.exists() else 0
+
+
+def test_the_script_is_one_and_asks_for_a_signal_and_requeueing() -> None:
+    subprocess.run(["bash", "-n", str(SCRIPT)], check=True)
+    lines = SCRIPT.read_text().splitlines()
+    commands = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
+    asked = [line for line in lines[: commands[0]] if line.startswith("#SBATCH ")]
+    assert {"#SBATCH --requeue", "#SBATCH --signal=B:USR1@120", "#SBATCH --ntasks-per-node=1"} <= set(asked)
+
+
+@pytest.mark.parametrize(
+    ("srun", "signalled", "status", "requeued"),
+    [
+        ("exit 0", False, 0, 0),
+        ("exit 1", False, 1, 0),
+        ('trap "exit 1" TERM\ntouch "$NOTES/ready"\nwhile :; do sleep 0.1; done', True, 1, 1),
+        ('trap "exit 0" TERM\ntouch "$NOTES/ready"\nwhile :; do sleep 0.1; done', True, 0, 0),
+    ],
+    ids=["finished", "failed", "interrupted", "finished meanwhile"],
+)
+def test_only_what_was_interrupted_is_put_into_the_queue_again(
+    tmp_path: Path, srun: str, signalled: bool, status: int, requeued: int
+) -> None:
+    slurm = Slurm(tmp_path, srun)
+    job = slurm.start("tiny", "datasets/")
+    if signalled:
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.02)
+        job.send_signal(signal.SIGUSR1)
+    assert job.wait(30) == status
+    assert slurm.requeued == requeued
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_is_over_saves_and_goes_on(workplace: Workplace) -> None:
+    """With torchrun and training as they are: one checkpoint more, one time into the queue, and the second job ends."""
+    steps = 200
+    config = workplace.write_config(
+        data={"train_tokens": steps * 128, "epochs": 1, "validation_start": 29_000},
+        batch={"accumulation": 1, "microbatch": 2},
+        evaluation={"every": None},
+        checkpoint={"every": 20},
+    )
+    slurm = Slurm(workplace.folder, SRUN.format(python=sys.executable))
+    words = [str(config), str(workplace.datasets), "--output", str(workplace.checkpoints)]
+    run = Finished(0, "", "", workplace.checkpoints / "run")
+    job = slurm.start(*words)
+    while not (run.folder / "latest").exists():
+        assert job.poll() is None, (workplace.folder / "log").read_text()
+        time.sleep(0.02)
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(120) == 1
+    assert [line["event"] for line in run.of_kind("event")][-1] == "interrupted"
+    assert slurm.requeued == 1
+    assert slurm.start(*words).wait(120) == 0, (workplace.folder / "log").read_text()
+    assert slurm.requeued == 1
+    assert [line["step"] for line in run.of_kind("train")] == list(range(1, steps + 1))
