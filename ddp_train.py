@@ -33,7 +33,7 @@ from training.config_file import load_run_config, run_name
 from training.data import check_described_vocabulary, open_training_data
 from training.datasets_folder import known_datasets, missing_dataset
 from training.distributed import Group, Process
-from training.ending import finish_run, is_finished, sample_text
+from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import InterruptionError, RunError, UserError
 from training.evaluation import BrokenOffError, Evaluated, evaluate
 from training.free_space import check_free_space
@@ -42,7 +42,7 @@ from training.hub.hub_upload import Destination
 from training.hub.push import REPLACE_AFTER_TRAINING, push_run
 from training.interruption import Interruption
 from training.layout import Layout, describe, plan_layout
-from training.metrics import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
+from training.memory import memory_told
 from training.metrics_file import cut_back
 from training.plan import plan_lines
 from training.progress import Best
@@ -58,6 +58,7 @@ from training.run_folder import (
     saved_overrides,
 )
 from training.session import Session, build, digests, first_state
+from training.step_records import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 from training.tracking.trackers import check_installed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -171,7 +172,8 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
             group.first("launch", lambda: note_launch(folder), per_node=True)
             session.log.start(state.step, state.seconds, state.tokens, best_of(state))
             group.first("announce", partial(announce, session, opening, state))
-            state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
+            with memory_told(group.process, session.trainer.layout, session.config):
+                state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         session.log.say(nothing_left(session, opening, state))
         if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):
@@ -244,7 +246,7 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
     config = session.config
     if state.evaluation_due:
         state = catch_up(session, state, interruption)
-    reader = StepReader(session.group, lambda: interruption.requested or session.cannot_save)
+    reader = StepReader(session.group, lambda: interruption.requested or session.cannot_save, session.data.spans)
     for step in range(state.step + 1, stop + 1):
         read_now = reader.add(step, session.trainer.step(step - 1))
         last = step == session.data.total_steps
@@ -375,10 +377,11 @@ def save(session: Session, state: TrainingState) -> None:
 def finish(session: Session, state: TrainingState) -> None:
     """Writes and shows the result; one process does this."""
     session.end()
-    text = None
-    if session.tokenizer is not None:
+    text, tokenizer = None, session.tokenizer
+    if tokenizer is not None:
         rows, seed = session.validation or session.data.rows, session.config.seeds.training
-        text = sample_text(session.module.model, rows, session.tokenizer, session.dataset, seed)
+        place = (rows, tokenizer, session.dataset, seed)
+        text = attempt(session.log, f"{session.folder}: a sample", lambda: sample_text(session.module.model, *place))
     finish_run(session.folder, session.log, state, session.data.total_steps, text)
     if session.trackers is not None:
         session.trackers.close()

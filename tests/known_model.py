@@ -22,9 +22,9 @@ from training.distributed import Group
 from training.gradients import AveragedGradients, ExactGradients
 from training.layout import plan_layout
 from training.loss import IGNORED, SequenceLoss
-from training.metrics import StepReader, StepRecord
 from training.optimizer import build_optimizer
 from training.step import Trainer
+from training.step_records import StepReader, StepRecord
 
 Steps = tuple[tuple[tuple[int, ...], ...], ...]
 

@@ -30,9 +30,9 @@ from training.distributed import Group, Process  # noqa: E402
 from training.gradients import AveragedGradients  # noqa: E402
 from training.layout import plan_layout  # noqa: E402
 from training.loss import SequenceLoss  # noqa: E402
-from training.metrics import StepReader  # noqa: E402
 from training.optimizer import build_optimizer  # noqa: E402
 from training.step import Trainer  # noqa: E402
+from training.step_records import StepReader  # noqa: E402
 
 STEPS = 20
 BATCH = {"world_size": 2, "microbatch": 7, "accumulation": 1}

@@ -20,7 +20,7 @@ from small_documents import write_documents
 from training.config import Batch, Loss
 from training.distributed import Group
 from training.errors import UserError
-from training.metrics import StepRecord
+from training.step_records import StepRecord
 
 TIMES = ("seconds", "tokens_per_second")
 

@@ -15,7 +15,7 @@ import sys, time
 from pathlib import Path
 import typer
 from training.command import run_command
-from training.errors import UserError
+from training.errors import OneRankError, UserError
 
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -31,6 +31,8 @@ def do(what: str) -> None:
         print("a result")
     elif what == "long":
         Path("x" * 300).is_dir()
+    elif what == "one rank":
+        raise OneRankError("rank 3: out of memory")
     else:
         raise UserError(f"{what}: is wrong", "  - a\\x1b[31m", "  - b")
 
@@ -38,9 +40,9 @@ run_command(app)
 """
 
 
-def start(folder: Path, what: str, stdout: int = subprocess.PIPE) -> "subprocess.Popen[str]":
+def start(folder: Path, what: str, stdout: int = subprocess.PIPE, **variables: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", PROGRAM, what]
-    environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "1"}
+    environment = {"PYTHONPATH": str(REPOSITORY), "PYTHONUTF8": "1", **variables}
     return subprocess.Popen(command, cwd=folder, env=environment, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
@@ -53,6 +55,14 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (1, "interrupted\n")
     assert (tmp_path / "cleaned").exists()
+
+
+def test_what_one_rank_alone_knows_it_says_itself(tmp_path: Path) -> None:
+    """Other sentences are those of the first process of a machine."""
+    for what, said, status in (("one rank", "error: rank 3: out of memory\n", 1), ("mistake", "", 2)):
+        with start(tmp_path, what, RANK="3", LOCAL_RANK="3") as process:
+            assert process.communicate(timeout=60)[1] == said
+            assert process.returncode == status
 
 
 def test_results_that_cannot_be_written_are_told(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ from training.evaluation import Evaluated, evaluate
 from training.gradients import AveragedGradients
 from training.layout import Layout, plan_layout
 from training.loss import IGNORED, SequenceLoss
-from training.metrics import StepReader, StepRecord
 from training.optimizer import build_optimizer
 from training.rows import TokenFile
 from training.step import Trainer
+from training.step_records import StepReader, StepRecord
 
 DOCUMENTS = [[10, 11, 12, 13], [20], [30, 31], [40, 41, 42, 43, 44, 45]]
 MASKS = [[1, 0, 1, 1], [1], [0, 1], [0, 0, 0, 0, 1, 1]]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import Workplace
 from recorded_runs import begin, event, train_row, validation_row, write_run
 from small_checkpoints import TINY, save, state_at
 from small_configs import write_tokens
@@ -13,6 +14,7 @@ from tokenizers import Tokenizer
 from torch.nn.functional import cross_entropy
 
 from model.gpt import GPT, build_gpt
+from training import ending
 from training.checkpoint import point
 from training.ending import finish_run, is_finished, sample_text
 from training.errors import UserError
@@ -167,3 +169,35 @@ def test_a_run_of_no_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert stopped == event(0, "stopped", seconds=0.0, tokens=0, **nothing)
     assert "No step has been trained yet" in capsys.readouterr().err
+
+
+def test_a_report_that_fails_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever it raises, the run's end is recorded and shown."""
+
+    def fail(folder: Path) -> Path:
+        raise RuntimeError("no font\nof that name")
+
+    monkeypatch.setattr(ending, "write_report", fail)
+    folder = write_run(tmp_path / "run", ROWS)
+    (finished,) = finish(folder, 3, None)
+    assert finished["event"] == "finished"
+    shown = capsys.readouterr().err.splitlines()
+    assert f"{folder}: report.md: could not be made, but the run is saved (no font\\nof that name)" in shown
+    assert "Training complete in 1.500 seconds" in shown
+    assert shown[-1].startswith("Checkpoint: ")
+
+
+def test_a_sample_that_fails_is_a_warning(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here the dataset's description is damaged, which only the sample needs."""
+    data = workplace.datasets / "data"
+    train_tokenizer([LINE], 257).save(str(data / "tokenizer.json"))
+    (data / "dataset.json").write_text("[]")
+    config = workplace.write_config(data={"train_tokens": 512}, evaluation={"every": None})
+    run = workplace.train_here(config)
+    assert run.of_kind("event")[-1]["event"] == "finished"
+    assert (
+        f"run: a sample: could not be made, but the run is saved ({data / 'dataset.json'}: " in capsys.readouterr().err
+    )
+    assert (run.folder / "report.md").exists()

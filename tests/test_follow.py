@@ -189,3 +189,13 @@ def test_a_run_that_has_recorded_nothing_yet(tmp_path: Path) -> None:
         assert not followed.is_over()
     assert followed.is_over(), "it gave up"
     assert followed.so_far.step == 0
+
+
+@pytest.mark.parametrize("optimizer", [[1], "adamw", {"clip_norm": "high"}, {"clip_norm": -1}, {"clip_norm": True}])
+@pytest.mark.parametrize("evaluation", [5, {"every": "often"}, {"every": float("nan")}, {"every": -2}])
+def test_a_config_that_somebody_has_edited_stops_no_view(optimizer: Any, evaluation: Any) -> None:
+    """What it says is then not known."""
+    run = taken([begin(0, "start", 1), train_row(1)], {"optimizer": optimizer, "evaluation": evaluation})
+    assert run.clip_norm is None
+    assert run.pace is not None
+    assert run.pace.next_evaluation(1) is None

@@ -1,47 +1,25 @@
-"""metrics.jsonl, the lines on the terminal, and when a run that goes wrong is ended."""
+"""metrics.jsonl, and the lines on the terminal."""
 
 import dataclasses
 import json
 import math
+import os
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import Workplace
+from ranks import as_workers
+from small_records import GOOD, NAN, OVERFLOW, WITHOUT_TARGETS
 
-from training.distributed import Group, Process
-from training.errors import UserError
+import ddp_train
+from training.errors import RunError, UserError
 from training.evaluation import Evaluated
-from training.metrics import (
-    MOST_NONFINITE_IN_A_ROW,
-    RunLog,
-    StepReader,
-    StepRecord,
-    nonfinite_in_a_row,
-)
+from training.metrics import RunLog
 from training.metrics_file import cut_back
-from training.step import StepResult
-
-GOOD = StepRecord(
-    step=1,
-    loss=2.0,
-    loss_min=1.5,
-    loss_max=2.5,
-    grad_norm=0.5,
-    loss_scale=1.0,
-    target_tokens=64,
-    learning_rate=4e-4,
-    input_tokens=64,
-)
-NAN = dataclasses.replace(GOOD, grad_norm=math.nan)
-INFINITE = dataclasses.replace(GOOD, grad_norm=math.inf)
-OVERFLOW = dataclasses.replace(INFINITE, loss_scale=65536.0)
-NOT_FINITE_AT_LAST = dataclasses.replace(INFINITE, loss_scale=1.0)
-WITHOUT_TARGETS = dataclasses.replace(GOOD, loss=None, loss_min=None, loss_max=None, grad_norm=0.0, target_tokens=0)
+from training.step_records import StepRecord
 
 
 def numbered(*records: StepRecord) -> list[StepRecord]:
@@ -287,6 +265,62 @@ def test_only_one_process_writes_and_speaks(path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr() == ("", "")
 
 
+def fill_disk(metrics: Path) -> None:
+    """From here on there is no room for a line."""
+    metrics.rename(metrics.with_name("kept"))
+    metrics.symlink_to("/dev/full")
+
+
+def test_a_line_that_cannot_be_written_is_kept_and_raised_when_asked(path: Path) -> None:
+    """No later line follows a half one; no checkpoint is newer than its metrics."""
+    log = log_to(path)
+    log.steps(numbered(GOOD), 1.0)
+    log.sync()
+    assert not log.failed
+    fill_disk(path)
+    log.steps(numbered(GOOD, GOOD)[1:], 1.0)
+    assert log.failed
+    path.unlink()
+    path.with_name("kept").rename(path)
+    log.event(2, "stopped")
+    assert len(lines_of(path)) == 1
+    told = (
+        rf"^{path}: step 2 could not be recorded \(.*No space.*\); .* make room or mend the disk, then --resume latest$"
+    )
+    for ask in (log.check, log.sync):
+        with pytest.raises(RunError, match=told):
+            ask()
+
+
+def fill_disk_and_train(config: str, datasets: Path, output: Path) -> str:
+    """A run whose disk is full when the steps up to 6 are to be recorded; what it ends with."""
+    steps = RunLog.steps
+
+    def record(self: RunLog, records: list[StepRecord], seconds: float) -> None:
+        if records[-1].step == 6 and os.environ["RANK"] == "0":
+            fill_disk(output / "run" / "metrics.jsonl")
+        steps(self, records, seconds)
+
+    RunLog.steps = record  # type: ignore[method-assign]
+    with pytest.raises(RunError) as ended:
+        ddp_train.main(config, datasets, output=output)
+    return str(ended.value)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_run_on_all_ranks(workplace: Workplace) -> None:
+    """In one sentence, without a newer checkpoint; with room again, it goes on from the one before."""
+    config = workplace.write_config(checkpoint={"every": 3}, evaluation={"every": None})
+    told = as_workers(2, fill_disk_and_train, str(config), workplace.datasets, workplace.checkpoints)
+    assert len(set(told)) == 1
+    assert re.search(r"metrics\.jsonl: step [4-6] could not be recorded \(", told[0])
+    run = workplace.checkpoints / "run"
+    (run / "kept").replace(run / "metrics.jsonl")
+    assert sorted(path.name for path in run.glob("step_*")) == ["step_00000003"]
+    again = workplace.train_here(config, resume="latest")
+    assert [line["step"] for line in again.of_kind("train")] == list(range(1, 11))
+
+
 # Progress
 
 
@@ -314,115 +348,3 @@ def test_progress_without_a_terminal(
 def test_progress_of_a_step_without_targets(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log_to(path).steps(numbered(WITHOUT_TARGETS), 1.0)
     assert capsys.readouterr().err == "step 1 of 10: no targets, 64 tokens/s, 00:09 left\n"
-
-
-# Reading from the device
-
-
-@pytest.fixture
-def group() -> Iterator[Group]:
-    """One process."""
-    with Process.from_environment().group() as group:
-        yield group
-
-
-def result(loss_sum: float, targets: int = 4, norm: float = 0.5, scale: float = 1.0) -> StepResult:
-    low, high = (loss_sum / targets - 1, loss_sum / targets + 1) if targets else (math.inf, -math.inf)
-    return StepResult(
-        loss_sum=torch.tensor(loss_sum, dtype=torch.float64),
-        loss_min=torch.tensor(low, dtype=torch.float64),
-        loss_max=torch.tensor(high, dtype=torch.float64),
-        grad_norm=torch.tensor(norm),
-        loss_scale=torch.tensor(scale),
-        target_tokens=targets,
-        learning_rate=0.25,
-        input_tokens=8,
-    )
-
-
-def test_steps_are_read_together_and_in_order(group: Group) -> None:
-    """Sums become means over the targets; a loss without targets does not exist."""
-    reader = StepReader(group)
-    assert reader.add(1, result(8.0))
-    reader.add(2, result(0.0, targets=0, norm=0.0))
-    reader.add(3, result(math.nan, norm=math.inf, scale=65536.0))
-    records, seconds = reader.read()
-    assert seconds > 0
-    assert records[0] == StepRecord(1, 2.0, 1.0, 3.0, 0.5, 1.0, 4, 0.25, 8)
-    assert not records[0].skipped
-    assert records[1] == StepRecord(2, None, None, None, 0.0, 1.0, 0, 0.25, 8)
-    assert records[1].skipped
-    assert not records[1].overflow
-    assert [record.step for record in records] == [1, 2, 3]
-    assert records[2].loss is not None
-    assert math.isnan(records[2].loss)
-    assert records[2].skipped
-    assert records[2].overflow
-    assert reader.read() == ([], 0.0)
-
-
-def test_a_wish_to_stop_is_agreed_in_a_read(group: Group) -> None:
-    """Not before: all processes know it after the same step. On several: tests/test_interruption.py."""
-    wishes: list[str] = []
-    reader = StepReader(group, lambda: bool(wishes))
-    for step, expected in ((1, False), (2, True)):
-        reader.add(step, result(8.0))
-        reader.read()
-        assert reader.must_stop is expected
-        wishes.append("stop")
-        assert reader.must_stop is expected
-
-
-def test_reads_follow_the_speed(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
-    """About one a second, of at most a hundred steps, at least one; without the time that was left out."""
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    reader = StepReader(group)
-
-    def steps_to_the_next_read(seconds_per_step: float) -> int:
-        for count in range(1, 1000):
-            now[0] += seconds_per_step
-            if reader.add(count, result(8.0)):
-                assert reader.read()[1] == pytest.approx(count * seconds_per_step)
-                return count
-        raise AssertionError("never read")
-
-    assert [steps_to_the_next_read(0.1) for _ in range(2)] == [1, 10]
-    assert [steps_to_the_next_read(0.001) for _ in range(2)] == [10, 100]
-    assert [steps_to_the_next_read(4.0) for _ in range(3)] == [100, 1, 1]
-    now[0] += 50
-    reader.restart_clock()
-    assert steps_to_the_next_read(4.0) == 1
-
-
-# Steps that are not finite
-
-
-@pytest.mark.parametrize(
-    ("records", "before", "count"),
-    [
-        ([GOOD, GOOD], 0, 0),
-        ([NAN], 0, 1),
-        ([NAN, INFINITE, NAN, INFINITE], 0, 4),
-        ([NAN] * 5, 0, 5),
-        ([NAN] * 4 + [GOOD], 0, 0),
-        ([NAN] * 4 + [GOOD, NAN], 0, 1),
-        ([NAN], 4, 5),
-        ([GOOD], 4, 0),
-        ([NAN] * 5 + [GOOD] * 3, 0, 5),
-        ([NAN] * 9, 0, 5),
-        ([OVERFLOW] * 20, 0, 0),
-        ([OVERFLOW] * 20, 4, 4),
-        ([OVERFLOW] * 16 + [NOT_FINITE_AT_LAST] * 5, 0, 5),
-        ([NAN, OVERFLOW, NAN], 0, 2),
-        ([WITHOUT_TARGETS] * 20, 0, 0),
-        ([NAN, WITHOUT_TARGETS, NAN], 2, 4),
-        ([], 3, 3),
-    ],
-)
-def test_five_steps_in_a_row_that_are_not_finite_are_too_many(
-    records: list[StepRecord], before: int, count: int
-) -> None:
-    """R09: also across reads; a scaler's search is not counted, nor is a step without targets; neither ends the row."""
-    assert nonfinite_in_a_row(records, before) == count
-    assert MOST_NONFINITE_IN_A_ROW == 5

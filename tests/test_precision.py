@@ -18,9 +18,9 @@ from model.gpt import build_gpt
 from training.checkpoint import take_snapshot, write_checkpoint
 from training.config import Batch, CosineSchedule, Optimizer, Precision
 from training.distributed import Group
-from training.metrics import StepRecord
 from training.restore import load_optimizer, load_weights, read_state
 from training.step import Trainer
+from training.step_records import StepRecord
 
 
 def scaled(group: Group, spoilt: Sequence[int]) -> tuple[list[StepRecord], list[list[float]], list[float]]:

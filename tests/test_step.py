@@ -47,8 +47,8 @@ from training.data import open_training_data
 from training.distributed import Group
 from training.errors import UserError
 from training.layout import plan_layout
-from training.metrics import StepRecord
 from training.step import Trainer
+from training.step_records import StepRecord
 
 RANDOM = GPTConfig(vocab_size=50, context_length=12, emb_dim=16, n_heads=2, n_layers=2, dropout=0.0)
 

@@ -12,7 +12,7 @@ from typing import Never
 
 import typer
 
-from training.errors import InterruptionError, RunError, UserError, one_line
+from training.errors import InterruptionError, OneRankError, RunError, UserError, one_line
 from training.launcher import is_news, note_mistake
 
 # typer brings its own click or uses the package, depending on its version.
@@ -41,6 +41,9 @@ def run_command(app: typer.Typer) -> Never:
         sys.exit(status)
     except UserError as mistake:
         _end(mistake, 2)
+    except OneRankError as failure:  # whichever rank it is
+        print(f"error: {one_line(failure)}", file=sys.stderr, flush=True)
+        os._exit(1)  # PyTorch would wait for ranks that wait for this one
     except RunError as failure:
         _end(failure, 1)
     except InterruptionError:  # said already, by rank 0; all is saved and closed

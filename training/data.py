@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from training.config import REPOSITORY, Data, RunConfig
 from training.distributed import Group
 from training.document_rows import AnyRows, DocumentRows
 from training.errors import UserError
+from training.foreign_file import instead
 from training.rows import Batch, Rows, TokenFile
 
 
@@ -57,6 +59,11 @@ class TrainingData:
             list(numbers) if self.shuffle_seed is None else _order(numbers, self.rows.count, self.shuffle_seed, epoch)
         )
         return order if positions is None else order[positions.start : positions.stop]
+
+    def spans(self, step: int, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Where in the file the sequences at some positions of a step lie: the first token, and behind the last."""
+        numbers = self.sequences(step)
+        return [self.rows.span(numbers[position]) for position in positions]
 
     def sequences_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Numbers, within the rows, of the sequences at some places, increasing, from the run's beginning; same shape.
@@ -292,5 +299,5 @@ def tokenizer_file(data: Data, datasets: Path) -> Path | None:
 def _existing(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file; a dataset's folder must hold {name}")
+        raise UserError(f"{path}: there is no such file{instead(path)}; a dataset's folder must hold {name}")
     return path

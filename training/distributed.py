@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training.errors import InterruptionError, RunError, UserError
+from training.errors import InterruptionError, OneRankError, RunError, UserError
 from training.launcher import leave_with_launcher
 from training.meeting import LostError, agreed_name, give_signs_of_life, wait_for
 
@@ -103,9 +103,8 @@ class Process:
         except BaseException as error:
             if isinstance(error, InterruptionError):
                 self._leave_after_rank_0(store)
-            everywhere = isinstance(error, UserError | RunError | InterruptionError) and not isinstance(
-                error, LostError
-            )
+            everywhere = isinstance(error, UserError | RunError | InterruptionError)
+            everywhere = everywhere and not isinstance(error, LostError | OneRankError)
             # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
             if everywhere or self.device.type == "cpu" or self.world_size == 1:
                 dist.destroy_process_group()

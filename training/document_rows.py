@@ -78,6 +78,11 @@ class DocumentRows:
         """Offset behind the last document."""
         return self.file.length
 
+    def span(self, number: int) -> tuple[int, int]:
+        """The tokens of the file that a document reads: the first, and the one behind the last."""
+        start = int(self._bounds[number])
+        return start, min(int(self._bounds[number + 1]), start + self.context + 1)
+
     def within(self, tokens: int) -> int:
         """How many of the first documents hold at most so many input tokens together; at least one."""
         return max(1, int(np.searchsorted(np.cumsum(self._inputs(np.diff(self._bounds))), tokens, side="right")))

@@ -1,6 +1,8 @@
 """The end of a run: its last records, a sample, charts and report."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -8,12 +10,15 @@ from tokenizers import Tokenizer
 from model.gpt import GPT
 from training.checkpoint import TrainingState
 from training.document_rows import AnyRows
+from training.errors import one_line
 from training.loss import IGNORED
 from training.metrics import RunLog
 from training.metrics_file import read_metrics
 from training.report import summary_lines, write_report
 from training.sampling import Draw, continue_text
 from training.tokenizer import decode_known, end_of_text_id
+
+Result = TypeVar("Result")
 
 SAMPLE_PROMPT_TOKENS = 16
 SAMPLE_TOKENS = 80
@@ -47,13 +52,24 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
         best_step=state.best_step,
         best_loss=state.best_loss,
     )
-    report = write_report(folder)
+    log.check()
+    report = attempt(log, f"{folder}: report.md", lambda: write_report(folder))
     for line in summary_lines(read_metrics(folder / "metrics.jsonl")):
         log.say(line)
     if text is not None:
         log.say(f"Sample: {text[0]!r} goes on with {text[1]!r}")
-    log.say(f"Report: {report} (with loss.png, grad_norm.png, learning_rate.png)")
+    if report is not None:
+        log.say(f"Report: {report} (with loss.png, grad_norm.png, learning_rate.png)")
     log.say(f"Checkpoint: {(folder / 'latest').resolve()}")
+
+
+def attempt(log: RunLog, what: str, make: Callable[[], Result]) -> Result | None:
+    """What `make` makes; None, with a warning that names it, where that fails: the run itself is saved by then."""
+    try:
+        return make()
+    except Exception as error:  # whatever a drawing library may raise, or a device that is out of memory
+        log.say(f"{what}: could not be made, but the run is saved ({one_line(error) or type(error).__name__})")
+        return None
 
 
 def is_finished(folder: Path, step: int) -> bool:

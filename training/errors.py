@@ -19,6 +19,10 @@ class RunError(Exception):
     """A run that cannot go on, through no mistake of the user's: exit status 1. Its text says what to do."""
 
 
+class OneRankError(RunError):
+    """A RunError of one rank, of which the others know nothing: it says so itself, and torchrun ends them."""
+
+
 class InterruptionError(Exception):
     """A run that was asked to stop, on all ranks, and has saved its state and said so: exit status 1."""
 

@@ -79,8 +79,9 @@ class RunSoFar:
 
     def __init__(self, config: dict[str, Any]) -> None:
         """For a run with this resolved config."""
-        self.clip_norm = (config.get("optimizer") or {}).get("clip_norm")
-        self._intervals = [(config.get(section) or {}).get("every") for section in ("evaluation", "checkpoint")]
+        self.clip_norm = _number_in(config, "optimizer", "clip_norm")
+        intervals = [_number_in(config, section, "every") for section in ("evaluation", "checkpoint")]
+        self._intervals = [None if number is None else int(number) for number in intervals]
         self.step = 0
         self.total_steps: int | None = None
         self.pace: Pace | None = None
@@ -137,6 +138,15 @@ class RunSoFar:
             if row.get("best"):  # it is recorded when it is written: steps, even evaluations, after its own
                 self.best = next((best for best in self._validations if best[0] == row["step"]), self.best)
         self.events.append(event_line(row))
+
+
+def _number_in(config: dict[str, Any], section: str, key: str) -> float | None:
+    """A number of a config that nobody has checked; None where there is none that could be meant."""
+    values = config.get(section)
+    value = values.get(key) if isinstance(values, dict) else None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return None
+    return value
 
 
 def _seconds(row: dict[str, Any], key: str) -> float:

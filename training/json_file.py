@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training.errors import UserError
+from training.foreign_file import instead
 
 MOST_BYTES = 256 * 1024**2
 
@@ -81,7 +82,7 @@ def read_json_object(path: Path, remedy: str) -> dict[str, Any]:
             raise UserError(f"{path}: is larger than {MOST_BYTES:,} bytes, too large for what it should be; {remedy}")
         values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read as JSON ({error}); {remedy}") from None
+        raise UserError(f"{path}: cannot be read as JSON ({error}{instead(path)}); {remedy}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must be a JSON object; {remedy}")
     return values

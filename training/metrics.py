@@ -1,150 +1,22 @@
-"""What a run records: metrics.jsonl, what is shown of it, and the steps whose results are still on the device."""
+"""What a run records: metrics.jsonl, and what is shown of it."""
 
-import math
 import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from training.distributed import Group
+from training.errors import RunError
 from training.evaluation import Evaluated
 from training.json_file import strict_json
 from training.pace import Pace
 from training.progress import Best, Progress
-from training.step import StepResult
-
-SECONDS_BETWEEN_READS = 1.0
-MOST_NONFINITE_IN_A_ROW = 5
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What a step measured, over all processes, as numbers."""
-
-    step: int
-    """Number of the update, from 1."""
-    loss: float | None
-    """Mean over all targets of the step, in nats; None without targets."""
-    loss_min: float | None
-    loss_max: float | None
-    grad_norm: float
-    loss_scale: float
-    """The GradScaler's; 1 without one."""
-    target_tokens: int
-    learning_rate: float
-    input_tokens: int
-    all_reduces: int = 0
-    """Collectives in which the processes exchanged gradients."""
-    out_of_range: bool = False
-    """Whether a gradient was too large for bitwise mode's integers."""
-
-    @property
-    def skipped(self) -> bool:
-        """Whether the update was left out: no targets, or a gradient that is not finite."""
-        return self.target_tokens == 0 or not math.isfinite(self.grad_norm)
-
-    @property
-    def overflow(self) -> bool:
-        """Whether a skipped update is only the GradScaler's search for a scale."""
-        return self.target_tokens > 0 and self.skipped and self.loss_scale > 1 and not self.out_of_range
-
-
-class StepReader:
-    """Holds the results of steps on the device and reads them from time to time, all at once.
-
-    How many steps lie between two reads follows the speed of rank 0, agreed over the processes in the read itself; and
-    so does whether to stop.
-    """
-
-    def __init__(self, group: Group, wants_to_stop: Callable[[], bool] = lambda: False) -> None:
-        """For a group; `wants_to_stop` says whether this process wishes to end the run."""
-        self._group = group
-        self._wants_to_stop = wants_to_stop
-        self.must_stop = False
-        """Whether any process wished to stop at the last read: the same on all."""
-        self._waiting: list[tuple[int, StepResult]] = []
-        self._steps_per_read = 1
-        self._since = time.perf_counter()
-
-    def restart_clock(self) -> None:
-        """Leaves the time since the last read out of the training time."""
-        self._since = time.perf_counter()
-
-    def add(self, step: int, result: StepResult) -> bool:
-        """Takes the result of update `step`, from 1; returns whether it is time to read."""
-        self._waiting.append((step, result))
-        return len(self._waiting) >= self._steps_per_read
-
-    def read(self) -> tuple[list[StepRecord], float]:
-        """The records of all steps since the last read, and the seconds they took. Every rank must call this."""
-        waiting, self._waiting = self._waiting, []
-        results = [result for _, result in waiting]
-        if not results:
-            return [], 0.0
-        extremes = torch.stack([torch.stack([-result.loss_min, result.loss_max]) for result in results])
-        common = torch.stack([_common(result) for result in results])
-        extremes = self._group.maximum(extremes)
-        sums = self._group.sum(torch.stack([result.loss_sum for result in results]))
-        columns = zip(waiting, sums.tolist(), extremes.tolist(), common.tolist(), strict=True)
-        records = [_record(step, result, total, *pair, *same) for (step, result), total, pair, same in columns]
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
-        self._agree_on_next_read(len(records) / seconds)
-        return records, seconds
-
-    def _agree_on_next_read(self, steps_per_second: float) -> None:
-        wish = torch.zeros(2, dtype=torch.float64, device=self._group.process.device)
-        if self._group.process.is_main:
-            wish[0] += min(100, max(1, int(steps_per_second * SECONDS_BETWEEN_READS)))
-        if self._wants_to_stop():
-            wish[1] += 1
-        steps, stop = self._group.maximum(wish).tolist()
-        self._steps_per_read, self.must_stop = int(steps), bool(stop)
-
-
-def nonfinite_in_a_row(records: list[StepRecord], before: int) -> int:
-    """Non-finite steps in a row at the end of some records, or at the first place where they are too many."""
-    count = before
-    for record in records:
-        if record.target_tokens and not record.overflow:
-            count = count + 1 if record.skipped else 0
-        if count >= MOST_NONFINITE_IN_A_ROW:
-            break
-    return count
-
-
-def _common(result: StepResult) -> Tensor:
-    """What is the same on every process."""
-    out_of_range = torch.zeros_like(result.grad_norm) if result.out_of_range is None else result.out_of_range
-    return torch.stack([result.grad_norm, result.loss_scale, out_of_range.to(result.grad_norm.dtype)])
-
-
-def _record(
-    step: int, result: StepResult, loss_sum: float, low: float, high: float, norm: float, scale: float, out: float
-) -> StepRecord:
-    targets = result.target_tokens
-    return StepRecord(
-        step,
-        loss_sum / targets if targets else None,
-        -low if targets else None,
-        high if targets else None,
-        norm,
-        scale,
-        targets,
-        result.learning_rate,
-        result.input_tokens,
-        result.all_reduces,
-        bool(out),
-    )
+from training.step_records import StepRecord, what_was_not_finite
 
 
 class RunLog:
-    """metrics.jsonl and the progress shown, of the one process that writes; the same calls do nothing elsewhere."""
+    """metrics.jsonl and the progress shown, of the one process that writes; the same calls do nothing elsewhere.
+
+    A line that cannot be written ends the run, but not here: nothing more is written, and `check` raises.
+    """
 
     def __init__(
         self,
@@ -165,6 +37,7 @@ class RunLog:
         self.all_reduces: int | None = None
         """Exchanges of gradients in the last step recorded; None in the first two, while DDP forms its buckets."""
         self._recorded = 0
+        self._failure: str | None = None
         self.tokens = 0
         """Input tokens since the run's beginning, over resumes."""
 
@@ -184,16 +57,22 @@ class RunLog:
             self.tokens += record.input_tokens
             self._write(self._train_line(record, tokens_per_second))
             if record.skipped and record.target_tokens:
-                self.event(
-                    record.step,
-                    "nonfinite",
-                    loss_scale=record.loss_scale,
-                    overflow=record.overflow,
-                    out_of_range=record.out_of_range,
-                )
+                self._nonfinite(record)
         if records and self._is_main:
             self._pace.trained(len(records), seconds)
             self._progress.show(records[-1].step, records[-1].loss, tokens_per_second)
+
+    def _nonfinite(self, record: StepRecord) -> None:
+        self.event(
+            record.step,
+            "nonfinite",
+            loss_scale=record.loss_scale,
+            overflow=record.overflow,
+            out_of_range=record.out_of_range,
+            **({"bad_sequences": record.bad_sequences, "bad_spans": record.bad_spans} if record.bad_sequences else {}),
+        )
+        if record.bad_sequences or not record.overflow:
+            self.say(f"step {record.step:,}: {what_was_not_finite(record)}; the update is skipped")
 
     def validation(self, step: int, evaluated: Evaluated, seconds: float, best: Best | None) -> None:
         """Records a validation loss, how long it took to measure, and says it and the best so far."""
@@ -218,8 +97,19 @@ class RunLog:
         if self._is_main:
             self._progress.say(text)
 
+    @property
+    def failed(self) -> bool:
+        """Whether a line could not be written."""
+        return self._failure is not None
+
+    def check(self) -> None:
+        """Raises a RunError where a line could not be written."""
+        if self._failure is not None:
+            raise RunError(self._failure)
+
     def sync(self) -> None:
-        """Flushes what has been written to the disk."""
+        """Flushes what has been written to the disk; a RunError where that is not everything."""
+        self.check()
         if self._is_main and self._path.exists():
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -247,6 +137,13 @@ class RunLog:
         }
 
     def _write(self, line: dict[str, Any]) -> None:
-        if self._is_main:
+        if not self._is_main or self.failed:  # behind half a line, another could not be read
+            return
+        try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(strict_json(line) + "\n")
+        except OSError as error:
+            self._failure = (
+                f"{self._path}: step {line['step']} could not be recorded ({error}); the last checkpoint is as it was: "
+                "make room or mend the disk, then --resume latest"
+            )

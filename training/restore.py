@@ -12,6 +12,7 @@ from model.gpt import GPT, GPTConfig, build_gpt
 from training.checkpoint import FOR_THE_MODEL, MODEL, OPTIMIZER, STATE, TrainingState, bare_module, problem_of
 from training.distributed import Group
 from training.errors import UserError
+from training.foreign_file import instead
 
 # Which config key a saved shape contradicts, by parameter and axis.
 KEY_OF_AXIS = {
@@ -27,11 +28,13 @@ def read_state(folder: Path) -> TrainingState:
     try:
         return TypeAdapter(TrainingState).validate_json(path.read_bytes())
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror})") from error
+        raise UserError(f"{path}: cannot be read ({error.strerror}); take another checkpoint") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "content"
-        raise UserError(f"{path}: is not a training state; {field}: {first['msg']}") from error
+        raise UserError(
+            f"{path}: is not a training state; {field}: {first['msg']}{instead(path)}; take another checkpoint"
+        ) from error
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -39,7 +42,9 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: is not a readable safetensors file ({error})") from error
+        raise UserError(
+            f"{path}: is not a readable safetensors file ({error}{instead(path)}); take another checkpoint"
+        ) from error
 
 
 def load_model(folder: Path) -> GPT:
@@ -61,7 +66,7 @@ def load_model(folder: Path) -> GPT:
 
 
 def load_weights(folder: Path, model: nn.Module) -> None:
-    """Copies saved weights into the model's parameters, strictly by name and shape; a tied pair stays one.
+    """Copies saved weights into the model's parameters, strictly by name, shape and type; a tied pair stays one.
 
     Verifies no digest (problem_of does). Nothing is copied unless everything fits.
 
@@ -78,6 +83,7 @@ def load_weights(folder: Path, model: nn.Module) -> None:
     problem = _names_problem(saved.keys() - parameters.keys(), parameters.keys() - saved.keys())
     for name, parameter in parameters.items():
         problem = problem or _shape_problem(name, saved[name].shape, parameter.shape)
+        problem = problem or _type_problem(name, saved[name], parameter)
     if problem is None and isinstance(bare, GPT):  # the number of heads shows in no shape
         heads = read_state(folder).config.get("model", {}).get("n_heads")
         if heads != bare.config.n_heads:
@@ -109,6 +115,10 @@ def _shape_problem(name: str, saved: torch.Size, configured: torch.Size) -> str 
     return f"{name}: saved with shape {list(saved)}, configured {list(configured)}"
 
 
+def _type_problem(name: str, saved: Tensor, wanted: Tensor) -> str | None:
+    return None if saved.dtype == wanted.dtype else f"{name}: saved as {saved.dtype}, not as {wanted.dtype}"
+
+
 def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Gives each parameter its own saved optimizer state, by name, however the optimizer groups them.
 
@@ -134,6 +144,9 @@ def load_optimizer(folder: Path, model: nn.Module, optimizer: torch.optim.Optimi
             if kind not in values or list(values[kind].shape) != shape:
                 found = list(values[kind].shape) if kind in values else "missing"
                 raise UserError(f"{path}: {name}: {kind} of shape {shape} wanted, found {found}")
+            problem = _type_problem(f"{name}: {kind}", values[kind], parameter)
+            if problem:
+                raise UserError(f"{path}: {problem}; the checkpoint must be one that training wrote")
         # Copies, out of the mapped file. `step` belongs on the CPU; for fused kernels PyTorch moves it.
         state[index] = {
             kind: value.to("cpu" if kind == "step" else parameter.device, copy=True) for kind, value in values.items()

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from training.errors import UserError
+from training.foreign_file import instead
 
 Tokens = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -43,7 +44,9 @@ class TokenFile:
             file = safe_open(path, framework="numpy")
             names = list(file.keys())
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{path}: not a whole safetensors file ({error}); download or prepare it again") from None
+            raise UserError(
+                f"{path}: not a whole safetensors file ({error}{instead(path)}); download or prepare it again"
+            ) from None
         if "tokens" not in names:
             raise UserError(f"{path}: has no `tokens`, only {', '.join(names) or 'nothing'}; is it a token file?")
         self._tokens = file.get_slice("tokens")
@@ -184,6 +187,11 @@ class Rows:
     def summary(self) -> None:
         """Nothing to say: each sequence is whole and full of targets."""
         return None
+
+    def span(self, number: int) -> tuple[int, int]:
+        """The tokens of the file that a sequence reads, its last target included: the first, and behind the last."""
+        start = self.start + number * self.context
+        return start, start + self.context + 1
 
     def within(self, tokens: int) -> int:
         """How many of the first sequences hold at most so many input tokens together; at least one."""

@@ -83,8 +83,8 @@ class Session:
 
     @property
     def cannot_save(self) -> bool:
-        """Whether this process, the one that saves, could not write a checkpoint."""
-        return self.writer is not None and self.writer.failed
+        """Whether this process, the one that saves, could not write a checkpoint or a record."""
+        return self.log.failed or (self.writer is not None and self.writer.failed)
 
     def wait_for_writer(self) -> None:
         """Waits, on the process that saves, until the last checkpoint is written; RunError if it could not be."""

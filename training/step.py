@@ -1,5 +1,6 @@
 """One optimizer step: accumulate, reduce, clip, update."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +48,12 @@ class StepResult:
     """Collectives in which the processes exchanged gradients."""
     out_of_range: Tensor | None = None
     """Whether a gradient was too large for bitwise mode's integers; () bool."""
+    losses: Tensor | None = None
+    """Sums of the token losses of this process's sequences, in nats; (B,)."""
+    positions: Sequence[int] = ()
+    """The places of these sequences in the global batch; (B,)."""
+    sequences: int = 0
+    """Sequences of the whole global batch."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +102,9 @@ class Trainer:
         mine = [position for positions in microbatches for position in positions]
         out_of_range = self.gradients.finish()
         norm = self._update(learning_rate, has_targets=bool(counts.any()))
+        own_losses = torch.cat(losses)[: len(mine)]
         return StepResult(
-            *_statistics(torch.cat(losses)[: len(mine)], torch.as_tensor(counts[mine])),
+            *_statistics(own_losses, torch.as_tensor(counts[mine])),
             grad_norm=norm,
             loss_scale=loss_scale,
             target_tokens=int(counts.sum()),
@@ -104,6 +112,9 @@ class Trainer:
             input_tokens=self.data.input_tokens(step),
             all_reduces=self.gradients.group.collectives - collectives,
             out_of_range=out_of_range,
+            losses=own_losses,
+            positions=mine,
+            sequences=len(counts),
         )
 
     def _backward(self, step: int, positions: range, weights: NDArray[np.float64], last: bool) -> Tensor:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from tqdm import tqdm
 
 from training.errors import UserError, one_line
+from training.foreign_file import instead
 from training.json_file import read_json_object
 
 END_OF_TEXT = "<|endoftext|>"
@@ -38,8 +39,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise UserError(
-            f"{one_line(path)}: not a tokenizer.json that tokenizers can read ({one_line(error)}); replace the "
-            "file, or remove it where it was downloaded, to have it downloaded again"
+            f"{one_line(path)}: not a tokenizer.json that tokenizers can read ({one_line(error)}{instead(path)}); "
+            "replace the file, or remove it where it was downloaded, to have it downloaded again"
         ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from training.errors import UserError
+from training.foreign_file import instead
 
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _MOST_ALIASES = 32
@@ -118,10 +119,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text: {error}") from None
+        raise UserError(f"{path}: cannot be read as text: {error}; it must be a file in UTF-8") from None
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold sections and keys, such as `batch:`, and holds none")
+        raise UserError(f"{path}: must hold sections and keys, such as `batch:`, and holds none{instead(path)}")
     return values
 
 
@@ -133,8 +134,13 @@ def parse_yaml(text: str, where: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
-        raise UserError(f"{where}{line}: {error.problem or error.context}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        problem = str(error.problem or error.context)
+        if "'\\t'" in problem:
+            problem = "a tab stands where blanks must; indent with blanks"
+        raise UserError(f"{where}{line}: {problem}") from None
+    except RecursionError:
+        raise UserError(f"{where}: not YAML: it is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"{where}: not YAML: {str(error).splitlines()[0]}") from None
     return values
 

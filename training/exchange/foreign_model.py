@@ -25,6 +25,7 @@ from training.exchange.gpt2_format import (
     weight_shapes,
     with_prefix,
 )
+from training.foreign_file import instead
 from training.json_file import read_json_object
 from training.tokenizer import TOKENIZER as TOKENIZER
 from training.tokenizer import load_tokenizer, read_published
@@ -109,7 +110,9 @@ def _read_tensors(folder: Path, source: str) -> dict[str, Tensor]:
         try:
             part = load_file(folder / name)
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{folder / name}: is not a readable safetensors file ({error}); {AGAIN}") from error
+            raise UserError(
+                f"{folder / name}: is not a readable safetensors file ({error}{instead(folder / name)}); {AGAIN}"
+            ) from error
         if twice := tensors.keys() & part.keys():
             raise UserError(f"{folder / name}: holds {min(twice)}, which another of its files holds too; {AGAIN}")
         tensors |= part
