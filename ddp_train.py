@@ -33,9 +33,12 @@ from training.distributed import Group, Process
 from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import UserError
 from training.free_space import check_free_space
+from training.hub.background_upload import BRANCH
 from training.hub.hub_access import check_destination
+from training.hub.hub_retry import to_stderr
 from training.hub.hub_upload import Destination
-from training.hub.push import REPLACE_AFTER_TRAINING, push_run
+from training.hub.push import REPLACE_AFTER_TRAINING, REPLACE_STATE, push_run
+from training.hub.repository_content import foreign_state
 from training.interruption import Interruption
 from training.layout import Layout, describe, plan_layout
 from training.loop import best_of, train, with_comparable_best
@@ -138,6 +141,9 @@ def check_services(config: RunConfig) -> None:
     """Checks, before training: may the result be uploaded, without replacing others' files, and are trackers there?"""
     if config.hub.repo is not None:
         check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
+    state = Destination(config.hub.repo or "", branch=BRANCH)
+    if config.hub.every and (problem := foreign_state(state, to_stderr)):
+        raise UserError(f"hub.every: {config.hub.repo}: {problem}; {REPLACE_STATE}")
     check_installed(config.tracking)
 
 

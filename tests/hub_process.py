@@ -22,6 +22,7 @@ hurry()
 from training.errors import RunError, UserError
 from training.hub import hub_access
 from training.hub.hub_upload import Destination, files_of, upload_files
+from training.hub.repository_content import foreign_content, foreign_state
 
 for line in sys.stdin:
     wish = json.loads(line)
@@ -30,7 +31,12 @@ for line in sys.stdin:
     try:
         if "check" in wish:
             hub_access.ANSWER_SECONDS = wish.get("patience", 5.0)
-            answer = {"checked": hub_access.check_access(wish["check"], "--push-to-hub", wish.get("licence"))}
+            words = (wish["check"], "--push-to-hub", wish.get("licence"), said.append)
+            answer = {"checked": hub_access.check_access(*words)}
+        elif "look" in wish:
+            look = {"content": foreign_content, "state": foreign_state}[wish["look"]]
+            own = () if wish.get("own") is None else (wish["own"].encode(),)
+            answer = {"found": look(Destination(**wish["to"]), said.append, *own)}
         else:
             to, stale = Destination(**wish["to"]), wish.get("stale", ())
             answer = {"sha": upload_files(files_of(Path(wish["folder"])), to, "A title", said.append, stale)}

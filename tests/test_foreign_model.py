@@ -123,6 +123,24 @@ def test_r91_a_file_that_contradicts_its_tying_is_refused(tmp_path: Path) -> Non
     assert "the config says that weights are not tied, but lm_head.weight is missing" in problem(without)
 
 
+def test_a_weight_under_two_names_is_refused(tmp_path: Path) -> None:
+    """Also in two parts, in which no name is there twice."""
+    embedding = noisy_model(SHAPE).token_embedding.weight.detach()
+    twice = write_gpt2(tmp_path / "twice", tensors={"wte.weight": torch.zeros_like(embedding)})
+    sentence = problem(twice)
+    assert "transformer.wte.weight and wte.weight are the same weight; one of them must go" in sentence
+    parts = write_gpt2(tmp_path / "parts")
+    (parts / "model.safetensors").rename(parts / "first.safetensors")
+    save_file({"wte.weight": torch.zeros_like(embedding)}, parts / "second.safetensors")
+    index = {"weight_map": {"a": "first.safetensors", "b": "second.safetensors"}}
+    (parts / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "transformer.wte.weight and wte.weight are the same weight" in problem(parts)
+    tensors = {"tok_emb.weight": embedding, "model.tok_emb.weight": torch.zeros_like(embedding)}
+    (tmp_path / "other").mkdir()
+    save_file({**tensors, "trf_blocks.0.att.W_query.weight": torch.ones(2)}, tmp_path / "other" / "model.safetensors")
+    assert "model.tok_emb.weight and tok_emb.weight are the same weight" in problem(tmp_path / "other")
+
+
 def test_zero_biases_are_none(tmp_path: Path) -> None:
     assert not read_foreign_model(write_gpt2(tmp_path), "source", None).config.qkv_bias
 
@@ -153,7 +171,7 @@ def test_pickles_and_damaged_files_are_not_read(tmp_path: Path) -> None:
     assert problem(tmp_path).startswith("source: has no model.safetensors; pickled weights (.bin, .pt, .pth) are never")
     index = {"weight_map": {"a": "../../model-00001-of-00001.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert "has no model-00001-of-00001.safetensors" in problem(tmp_path)
+    assert "a file that is not there, ../../model-00001-of-00001.safetensors; fetch it again" in problem(tmp_path)
     folder = write_gpt2(tmp_path / "cut")
     (folder / "config.json").write_text("[1]")
     assert "config.json: must be a JSON object" in problem(folder)
@@ -322,6 +340,7 @@ def test_an_index_of_parts_that_is_none(tmp_path: Path) -> None:
     assert "index.json: cannot be read as JSON (it is nested too deeply)" in problem(tmp_path)
     parts = {"a": "1.safetensors", "b": "2.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+    assert "index.json: names a file that is not there, 1.safetensors; fetch it again" in problem(tmp_path)
     for file in parts.values():
         save_file({"a": torch.ones(1)}, tmp_path / file)
     assert "2.safetensors: holds a, which another of its files holds too" in problem(tmp_path)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.monkeypatch import MonkeyPatch as Patch
 from fake_hub import READ_TOKEN, TOKEN, FakeHub
 from hub_process import MODEL, Client
 
@@ -86,13 +87,32 @@ def test_a_fine_grained_token_must_have_been_given_the_place(
     ("fault", "expected"),
     [
         ({"status": 503}, "the Hub is in trouble (HTTP 503: injected)"),
+        ({"status": 429}, "the Hub gets too many requests from here (HTTP 429: injected)"),
         ({"status": -1}, "the upload to http://127.0.0.1"),
     ],
 )
-def test_a_hub_in_trouble_is_told_at_once(hub: FakeHub, client: Client, fault: dict[str, Any], expected: str) -> None:
+def test_a_hub_in_trouble_is_asked_again_and_is_no_mistake_of_the_user_s(
+    hub: FakeHub, client: Client, fault: dict[str, Any], expected: str
+) -> None:
+    hub.fail("/api/whoami-v2", **fault, times=1)
+    answer = client.ask(check="tester/model")
+    assert answer["checked"] is None
+    [line] = answer["said"]
+    assert expected in line
+    assert line.endswith("; trying again in 2 s")
+    assert "try again later" not in line, "it is tried again already"
+    hub.requests.clear()
     hub.fail("/api/whoami-v2", **fault)
     answer = client.ask(check="tester/model")
     assert expected in answer["refusal"]
+    assert (answer["kind"], len(hub.requests)) == ("RunError", 5)
+
+
+def test_an_answer_of_another_form_is_told_in_a_sentence(hub: FakeHub, client: Client, monkeypatch: Patch) -> None:
+    monkeypatch.setitem(hub.tokens, TOKEN, "no mapping")
+    answer = client.ask(check="tester/model")
+    assert answer["kind"] == "RunError"
+    assert "the Hub's answer has not the form of one (" in answer["refusal"]
     assert len(hub.requests) == 1
 
 

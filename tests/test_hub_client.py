@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
+import fake_hub_server
 import numpy as np
 import pytest
 from fake_hub import FakeHub
 from safetensors.numpy import load_file, save
 
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.hub.hub_client import recorded_revision
+from training.hub.hub_retry import failure_kind
 from training.preparation.vocabulary import byte_vocabulary
 
 REPOSITORY = Path(__file__).parents[1]
@@ -191,6 +193,9 @@ def test_name_that_is_no_repository_is_refused(hub: FakeHub, client: Client, des
         (429, "", "slow down", "too many requests", "RunError", 5),
         (503, "", "maintenance", "answers with HTTP 503", "RunError", 5),
         (-1, "", "", "check the network", "RunError", 5),
+        (200, "", "", "the Hub's answer has not the form of one (KeyError", "RunError", 1),
+        (416, "", "", "the Hub refuses it (HTTP 416)", "UserError", 1),
+        (404, "EntryNotFound", "", "the Hub lists a file that it does not have", "UserError", 1),
     ],
 )
 def test_refusals_of_the_hub_are_one_sentence_with_a_remedy(
@@ -211,6 +216,23 @@ def test_refusals_of_the_hub_are_one_sentence_with_a_remedy(
     assert sentence.startswith("dataset owner/tokens: ")
     assert expected in sentence
     assert (client.kind, len(hub.requests)) == (kind, attempts)
+
+
+def test_an_answer_without_a_commit_is_told(
+    hub: FakeHub, client: Client, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.add("dataset", NAME, FILES)
+    answer = {"id": NAME, "siblings": [{"rfilename": "train.safetensors"}]}
+    route = ("GET", "/api/datasets/.+", lambda _handler: answer)
+    monkeypatch.setattr(fake_hub_server, "ROUTES", [route, *fake_hub_server.ROUTES])
+    assert client.refusal(destination) == "dataset owner/tokens: the Hub's answer names no commit; try again later"
+    assert client.kind == "RunError"
+
+
+def test_what_the_disk_refuses_is_no_mistake_of_the_users() -> None:
+    assert failure_kind(OSError(28, "No space left on device")) is RunError
+    assert failure_kind(TypeError("argument after ** must be a mapping")) is RunError
+    assert failure_kind(ValueError("Repo id must be in the form")) is UserError
 
 
 @pytest.mark.parametrize(("path", "status"), [("/api/", 503), ("/resolve/.*/train", -1), ("/resolve/.*/train", 500)])

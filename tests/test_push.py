@@ -250,6 +250,14 @@ def test_what_was_not_uploaded_from_here_is_not_replaced_unasked(
     assert done.status == 2
     assert done.errors.endswith("then: isobatch push RUN REPO --replace\n")
     assert not (tmp_path / "out" / "run").exists()
+    hub.add("model", "tester/state", {"mine.txt": b"1"}, ref="training-state")
+    done = worker.run(*train[:-1], "tester/state", "--set", "hub.every=5")
+    assert (done.status, done.errors) == (
+        2,
+        "error: hub.every: tester/state: its branch training-state holds files of no run's state (mine.txt), which an "
+        "upload would remove; remove the branch on the Hub, choose another repository, or train without hub.every\n",
+    )
+    assert not (tmp_path / "out" / "run").exists()
 
     assert worker.run(*push, "--replace").status == 0
     files = hub.files("model", NAME)
@@ -259,7 +267,14 @@ def test_what_was_not_uploaded_from_here_is_not_replaced_unasked(
     edited = {"README.md": page + b"My words", "config.json": b"{}"}
     hub.add("model", NAME, edited)
     assert "its README.md was not written from here, or was edited since" in worker.run(*push).errors
+    uploaded = {name: hub.read("model", NAME, name) for name in files if name != "config.json"}
+    hub.add("model", NAME, {**uploaded, "README.md": page, "adapter_model.bin": b"", "config.json": b"{}"})
+    assert "were changed since (adapter_model.bin, config.json), which" in worker.run(*push).errors
     hub.add("model", NAME, {"README.md": page})
+    (tmp_path / "bare-hub" / "LICENSE").touch()
+    done = worker.run(*push)
+    assert (done.status, (tmp_path / "bare-hub" / "LICENSE").exists()) == (2, True)
+    assert "bare-hub: holds what was added or changed since a push wrote it (LICENSE), and the next" in done.errors
     (tmp_path / "bare-hub" / "README.md").write_bytes(edited["README.md"])
     done = worker.run(*push)
     assert done.status == 2

@@ -1,6 +1,7 @@
 """A dataset to the Hub, and a run that downloads it there by name and revision."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,6 +119,15 @@ def test_a_second_push_sends_what_has_changed(hub: FakeHub, worker: Worker, data
     assert hub.read("dataset", NAME, "README.md").decode() == own == (dataset / "README.md").read_text()
     assert len(hub.titles("dataset", NAME)) == 4
 
+    (dataset / "README.md").unlink()
+    assert worker.run("isobatch", "push-dataset", dataset, NAME, "--replace").status == 0
+    written = {name: hub.read("dataset", NAME, name) for name in FILES}
+    assert worker.run("isobatch", "push-dataset", dataset, NAME).status == 0
+    hub.add("dataset", NAME, {**written, "train.safetensors": b"another's"})
+    done = worker.run("isobatch", "push-dataset", dataset, NAME)
+    assert done.status == 2
+    assert "not uploaded from here, or were changed since (train.safetensors), which an upload would" in done.errors
+
 
 def test_a_dataset_that_is_not_whole_stays_here(hub: FakeHub, worker: Worker, dataset: Path) -> None:
     description = json.loads((dataset / "dataset.json").read_text())
@@ -152,15 +162,20 @@ def test_mistakes(hub: FakeHub, worker: Worker, dataset: Path, words: list[str],
     ("page", "said"),
     [
         (b"caf\xe9", "README.md: cannot be read as UTF-8 text"),
-        (None, "README.md: cannot be read as UTF-8 text"),
+        ("folder", "README.md: cannot be read as UTF-8 text"),
+        ("fifo", "README.md: cannot be read as UTF-8 text (it is no file)"),
+        (b" \n", "README.md: is empty, which the Hub does not take"),
+        (b"\xef\xbb\xbf---\nlicense: mit\n---\n", "README.md: begins with a byte order mark, which the Hub does not"),
     ],
 )
 def test_a_page_that_is_no_text_is_refused(
-    hub: FakeHub, worker: Worker, dataset: Path, page: bytes | None, said: str
+    hub: FakeHub, worker: Worker, dataset: Path, page: bytes | str, said: str
 ) -> None:
-    if page is None:
+    if page == "folder":
         (dataset / "README.md").mkdir()
-    else:
+    elif page == "fifo":
+        os.mkfifo(dataset / "README.md")
+    elif isinstance(page, bytes):
         (dataset / "README.md").write_bytes(page)
     done = worker.run("isobatch", "push-dataset", dataset, NAME)
     assert (done.status, done.errors.count("\n")) == (2, 1)

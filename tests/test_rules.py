@@ -8,7 +8,7 @@ from conftest import REPOSITORY
 
 SOURCES = [REPOSITORY / "ddp_train.py"]
 SOURCES += [path for folder in ("model", "training") for path in sorted((REPOSITORY / folder).rglob("*.py"))]
-HUB = ("hub_client", "hub_access", "hub_retry", "hub_upload", "model_card", "dataset_card")
+HUB = ("hub_client", "hub_access", "hub_retry", "hub_upload", "repository_content", "model_card", "dataset_card")
 # Module: the only files that may import it.
 FEW_PLACES = {
     "torch.distributed": ["training/distributed.py"],

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from small_corpora import small_texts
+from tokenizers import normalizers
 
 from training.errors import RunError, UserError
 from training.preparation import tokenizing
@@ -50,6 +51,15 @@ def test_a_block_is_split_by_document_and_each_ends_with_the_end_of_text(recipe:
         rows = np.frombuffer(expected[split], dtype=np.uint16)
         ends = int(np.sum(rows == 256))
         assert part.counts == Counts(documents=ends, bytes=len(rows) - ends, tokens=len(rows))
+
+
+def test_a_text_of_which_a_normalizer_leaves_nothing_is_counted_as_empty(recipe: Recipe) -> None:
+    tokenizer = byte_vocabulary().tokenizer
+    tokenizer.normalizer = normalizers.Replace("\u200b", "")
+    tokenizer.save(str(recipe.tokenizer))
+    block = BlockTokenizer(recipe)(["\u200b\u200b", "a\u200b"])
+    assert (block.documents, block.empty) == (2, 1)
+    assert sum(part.counts.documents for part in block.splits.values()) == 1
 
 
 def test_training_documents_that_share_words_with_validation_are_dropped(recipe: Recipe, tmp_path: Path) -> None:

@@ -7,10 +7,17 @@ from pathlib import Path
 
 import pytest
 from small_corpora import GPT2, small_texts
-from tokenizers import Tokenizer, models
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from training.errors import UserError
-from training.preparation.vocabulary import Sample, Vocabulary, byte_vocabulary, read_vocabulary, trained_vocabulary
+from training.preparation.vocabulary import (
+    Sample,
+    Vocabulary,
+    byte_vocabulary,
+    read_vocabulary,
+    refuse_what_loses_text,
+    trained_vocabulary,
+)
 from training.tokenizer import load_tokenizer, token_byte_lengths, train_tokenizer
 
 
@@ -119,3 +126,67 @@ def test_a_sample_is_the_documents_with_the_lowest_numbers_in_whatever_order_the
     sample = Sample(10)
     sample.add(0.5, "a" * 100)
     assert list(sample.texts()) == ["a" * 100], "one document is better than none"
+
+
+BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)}
+
+
+def losing(kind: str) -> Tokenizer:
+    """A tokenizer of which some text gives no token, and nothing says so."""
+    if kind == "trained":  # what a trainer makes without an initial alphabet
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.train_from_iterator(["so so"], trainers.BpeTrainer(vocab_size=260, show_progress=False))
+    elif kind == "characters":
+        tokenizer = Tokenizer(models.BPE({"a": 0}, []))
+    elif kind == "fallback":
+        tokenizer = Tokenizer(
+            models.BPE({token: byte for token, byte in BYTES.items() if byte}, [], byte_fallback=True)
+        )
+    else:
+        tokenizer = Tokenizer(models.BPE(BYTES, [], byte_fallback=True))
+        tokenizer.normalizer = normalizers.Replace(Regex("[0-9]" if kind == "digits" else "."), "")
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("trained", r"is a BPE that lacks 25\d of the 256 bytes and has no token for the unknown"),
+        ("characters", "is a BPE that does not know all characters and has no token for the unknown"),
+        ("fallback", "is a BPE that lacks 1 of the 256 bytes and has no token for the unknown"),
+        ("digits", "leaves 0 9 out of a text, by its normalizer"),
+        ("all", "leaves A z 0 9"),
+    ],
+)
+def test_a_tokenizer_that_loses_text_is_refused(kind: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"the\.json: {said}"):
+        refuse_what_loses_text(losing(kind), Path("the.json"))
+
+
+def test_a_tokenizer_that_keeps_all_text_passes() -> None:
+    """Also one that changes it, and one that fails where it knows no token: that is told of the text itself."""
+    fallback = Tokenizer(models.BPE(BYTES, [], byte_fallback=True))
+    fallback.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    unknown = Tokenizer(models.BPE({"?": 0}, [], unk_token="?"))
+    unknown.pre_tokenizer = pre_tokenizers.Whitespace()
+    words = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))
+    words.normalizer, words.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    failing = Tokenizer(models.Unigram([("a", -1.0)]))
+    for tokenizer in (byte_vocabulary().tokenizer, read_vocabulary(GPT2).tokenizer, fallback, unknown, words, failing):
+        refuse_what_loses_text(tokenizer, Path("the.json"))
+
+
+def test_ids_far_above_the_number_of_tokens_are_refused() -> None:
+    """To write them down would take the library minutes."""
+    with pytest.raises(UserError, match=r"has 2 tokens, but ids up to 2,147,483,647; number them without large gaps"):
+        refuse_what_loses_text(Tokenizer(models.WordLevel({"a": 0, "z": 2**31 - 1})), Path("the.json"))
+
+
+def test_dropout_is_not_in_the_copy_that_the_dataset_gets(tmp_path: Path) -> None:
+    description = json.loads(byte_vocabulary().content)
+    description["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    copy = json.loads(read_vocabulary(tmp_path).content)
+    assert not copy["model"]["dropout"]
+    assert copy["model"]["vocab"] == description["model"]["vocab"]

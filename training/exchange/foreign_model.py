@@ -4,6 +4,7 @@ The format of Hugging Face's GPT-2 (gpt2_format.py), and that of the models that
 have the names of Raschka's "Build a Large Language Model (From Scratch)". Only safetensors: nothing is unpickled.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from model.gpt import GPTConfig
-from training.errors import UserError
+from training.errors import UserError, one_line
 from training.exchange.gpt2_format import (
     config_from_gpt2,
     from_gpt2,
     has_qkv_bias,
     refuse_misfits,
+    renamed,
     weight_shapes,
     with_prefix,
 )
@@ -99,6 +101,8 @@ def _read_tensors(folder: Path, source: str) -> dict[str, Tensor]:
         parts = read_json_object(folder / INDEX, AGAIN).get("weight_map")
         if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
             raise UserError(f"{folder / INDEX}: its weight_map must name the file of each tensor; {AGAIN}")
+        if missing := [part for part in parts.values() if not os.path.isfile(folder / Path(part).name)]:
+            raise UserError(f"{folder / INDEX}: names a file that is not there, {one_line(missing[0])}; {AGAIN}")
         names = sorted({Path(part).name for part in parts.values()})  # .name: never outside the folder
     tensors: dict[str, Tensor] = {}
     for name in names:
@@ -156,8 +160,8 @@ def _with_head_as_said(tensors: dict[str, Tensor], embedding: str, head: str, ti
 
 
 def _read_forerunners(tensors: dict[str, Tensor], folder: Path, heads: int | None) -> ForeignModel:
-    found = {_our_name(name): tensor for name, tensor in tensors.items() if not name.endswith(".att.mask")}
-    weights = _as_float32(found)
+    names = {name: _our_name(name) for name in tensors if not name.endswith(".att.mask")}
+    weights = _as_float32(renamed(tensors, names))
     values = _forerunners_config(folder)
     unknown = values.keys() - FORERUNNER_KEYS.keys()
     if unknown:

@@ -184,12 +184,30 @@ def refuse_misfits(tensors: Mapping[str, Tensor], expected: Iterable[tuple[str, 
 
 
 def with_prefix(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of a file under their full names, without the masks that old files hold among them."""
+    """The weights of a file under their full names, without the masks that old files hold among them.
+
+    Raises:
+        ValueError: it holds a weight under both of its names.
+    """
     full = {}
-    for name, tensor in tensors.items():
+    for name in tensors:
         if not NOT_WEIGHTS.fullmatch(name):
-            full[name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"] = tensor
-    return full
+            full[name] = name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+    return renamed(tensors, full)
+
+
+def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
+    """The tensors that have a new name, by it.
+
+    Raises:
+        ValueError: two have the same one.
+    """
+    found: dict[str, str] = {}
+    for name, new in names.items():
+        if new in found:
+            raise ValueError(f"{found[new]} and {name} are the same weight; one of them must go")
+        found[new] = name
+    return {new: tensors[name] for new, name in found.items()}
 
 
 def has_qkv_bias(tensors: Mapping[str, Tensor]) -> bool:

@@ -1,31 +1,30 @@
 """Tells, before any work is done, whether an upload to the Hugging Face Hub will be allowed."""
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from training.errors import RunError, UserError, one_line
-from training.hub.card_text import is_ours
+from training.errors import UserError
 from training.hub.hub_client import ANSWER_SECONDS, check_token
-from training.hub.hub_retry import client_errors
+from training.hub.hub_retry import Say, client_errors, failure_kind, is_unreachable, may_pass, patiently, to_stderr
 from training.hub.hub_upload import Destination, problem_of
+from training.hub.repository_content import foreign_content
 
-PAGE = "README.md"
 READERS = ("read", "no_access")  # roles in an organisation
 TOKEN_PAGE = "https://huggingface.co/settings/tokens"
 LICENCE_PAGE = "https://huggingface.co/docs/hub/repositories-licenses"
 
 
-def check_access(repository: str, named: str, licence: str | None = None) -> None:
+def check_access(repository: str, named: str, licence: str | None = None, say: Say = to_stderr) -> None:
     """Checks, before any work is done, that there is a Hub, and a token that may write to `repository` there.
 
     Args:
         repository: `owner/name`.
         named: the key or option that names it, for the message.
         licence: that the page will name; the Hub decides which ones there are.
+        say: shows a line to the user.
 
     Raises:
-        UserError: there is no token, or it may not write there, the Hub cannot be reached, or knows no such licence.
+        UserError: there is no token, or it may not write there, or the Hub knows no such licence.
+        RunError: the Hub is in trouble, and stays so, or cannot be reached.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.errors import HfHubHTTPError
@@ -37,22 +36,30 @@ def check_access(repository: str, named: str, licence: str | None = None) -> Non
             f"({TOKEN_PAGE}), or log in with `hf auth login`"
         )
     check_token()
-    try:
+
+    def ask() -> str | None:
         answer = get_session().get(
             f"{constants.ENDPOINT}/api/whoami-v2", headers=build_hf_headers(), timeout=ANSWER_SECONDS
         )
         hf_raise_for_status(answer)
         problem = _problem_of_account(answer.json(), repository)
-        if licence is not None and problem is None:
-            problem = _problem_of_licence(licence)
-    except client_errors() as error:
+        return _problem_of_licence(licence) if licence is not None and problem is None else problem
+
+    def told(error: Exception) -> str:
         unknown = isinstance(error, HfHubHTTPError) and error.response.status_code == 401
-        problem = f"HF_TOKEN: {problem_of(error)}" if unknown else problem_of(error)
+        return f"{named}: {repository}: {'HF_TOKEN: ' if unknown else ''}{problem_of(error)}"
+
+    try:  # where nobody answers there is most often no network, and waiting would not help
+        problem = patiently(ask, told, say, lambda error: may_pass(error) and not is_unreachable(error))
+    except client_errors() as error:
+        raise failure_kind(error)(told(error)) from error
     if problem:
         raise UserError(f"{named}: {repository}: {problem}")
 
 
-def check_destination(to: Destination, named: str, licence: str | None, way_on: str, own_page: bytes = b"") -> None:
+def check_destination(
+    to: Destination, named: str, licence: str | None, way_on: str, own_page: bytes | None = None
+) -> None:
     """Checks, as `check_access`, that an upload will be allowed, and that it would replace nobody's own files.
 
     Args:
@@ -60,44 +67,15 @@ def check_destination(to: Destination, named: str, licence: str | None, way_on: 
         named: the key or option that names the repository, for the message.
         licence: that the page will name.
         way_on: what the user can do where there are such files; "" = they may be replaced.
-        own_page: a README.md of the user's that will be uploaded as it is.
+        own_page: a README.md of the user's that will be uploaded as it is, if there is one.
 
     Raises:
         UserError: as `check_access`; or there are files that were not uploaded from here.
         RunError: the Hub is in trouble.
     """
     check_access(to.repository, named, licence)
-    if way_on and (problem := foreign_content(to, own_page)):
+    if way_on and (problem := foreign_content(to, to_stderr, own_page)):
         raise UserError(f"{named}: {to.repository}: {problem}; {way_on}")
-
-
-def foreign_content(to: Destination, own_page: bytes = b"") -> str | None:
-    """What would be replaced though it was not uploaded from here, as far as the repository's page tells.
-
-    Raises:
-        RunError: the Hub does not tell.
-    """
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
-    try:
-        info: Any = HfApi().repo_info(to.repository, repo_type=to.kind, revision=to.branch, timeout=ANSWER_SECONDS)
-        files = {sibling.rfilename for sibling in info.siblings or []} - {".gitattributes"}
-        if not files:
-            return None
-        if PAGE not in files:
-            names = ", ".join(map(one_line, sorted(files)[:5]))
-            return f"holds files that were not uploaded from here ({names}), which an upload may replace"
-        with tempfile.TemporaryDirectory() as folder:
-            page = hf_hub_download(to.repository, PAGE, repo_type=to.kind, revision=info.sha, local_dir=folder)
-            content = Path(page).read_bytes()
-    except (RepositoryNotFoundError, RevisionNotFoundError):
-        return None
-    except client_errors() as error:
-        raise RunError(f"{to.repository}: {problem_of(error)}") from error
-    if is_ours(content) or content == own_page:
-        return None
-    return f"its {PAGE} was not written from here, or was edited since, and an upload would replace it"
 
 
 def _problem_of_account(account: dict[str, Any], repository: str) -> str | None:

@@ -12,9 +12,20 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from training.errors import RunError, UserError
-from training.hub.hub_retry import Result, cause_of, client_errors, is_unreachable, may_pass, patiently
+from training.hub.hub_retry import (
+    Result,
+    cause_of,
+    client_errors,
+    failure_kind,
+    is_unreachable,
+    is_wrong_form,
+    may_pass,
+    patiently,
+    to_stderr,
+)
 from training.json_file import parse_json
 from training.preparation.dataset_files import staged_folder
 from training.tokenizer import load_tokenizer
@@ -50,7 +61,7 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
 
         check_token()
         info = _again(what, lambda: HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS), first=True)
-        assert info.sha is not None, f"the Hub gave no commit for {name}"
+        commit = _commit_of(info, what)
         present = {sibling.rfilename for sibling in info.siblings or []}
         if "train.safetensors" not in present:
             raise UserError(
@@ -59,13 +70,13 @@ def download_dataset(name: str, revision: str | None, destination: Path) -> str:
                 "check data.dataset"
             )
         for file in filter(present.__contains__, DATASET_FILES):
-            options = {"repo_type": "dataset", "revision": info.sha, "local_dir": str(folder)}
+            options = {"repo_type": "dataset", "revision": commit, "local_dir": str(folder)}
             _again(what, partial(hf_hub_download, name, file, **options))
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # the client's notes
-        record = {"repository": name, "revision": info.sha, "requested": revision}
+        record = {"repository": name, "revision": commit, "requested": revision}
         (folder / "download.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
     # Not always ours: another process may have published first.
-    return recorded_revision(destination) or info.sha
+    return recorded_revision(destination) or commit
 
 
 def download_tokenizer(repository: str, destination_file: Path) -> None:
@@ -133,13 +144,13 @@ def download_source_files(
             print(f"dataset {name}: HF_HUB_OFFLINE is set, using what is here of {snapshot.name}", file=sys.stderr)
             return snapshot.name, [(file, snapshot / file) for file in choose(names)]
         info = _again(what, lambda: HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS), first=True)
-        assert info.sha is not None, f"the Hub gave no commit for {name}"
+        commit = _commit_of(info, what)
         chosen = choose([sibling.rfilename for sibling in info.siblings or []])
-        options = {"repo_type": "dataset", "revision": info.sha}
+        options = {"repo_type": "dataset", "revision": commit}
         paths = [_again(what, partial(hf_hub_download, name, file, **options)) for file in chosen]
-        if revision != info.sha:  # so that the cache knows, offline, which commit the branch or tag stands for
+        if revision != commit:  # so that the cache knows, offline, which commit the branch or tag stands for
             _again(what, partial(hf_hub_download, name, chosen[0], repo_type="dataset", revision=revision))
-        return info.sha, [(file, Path(path)) for file, path in zip(chosen, paths, strict=True)]
+        return commit, [(file, Path(path)) for file, path in zip(chosen, paths, strict=True)]
 
 
 def download_model(repository: str, revision: str | None, destination: Path) -> str:
@@ -164,7 +175,7 @@ def download_model(repository: str, revision: str | None, destination: Path) -> 
         info = _again(
             what, lambda: HfApi().model_info(repository, revision=revision, timeout=ANSWER_SECONDS), first=True
         )
-        assert info.sha is not None, f"the Hub gave no commit for {repository}"
+        commit = _commit_of(info, what)
         present = sorted(sibling.rfilename for sibling in info.siblings or [])
         weights = [file for file in present if "/" not in file and file.endswith(".safetensors")]
         if "model.safetensors" in weights:
@@ -176,8 +187,8 @@ def download_model(repository: str, revision: str | None, destination: Path) -> 
                 "with safetensors"
             )
         for file in (*filter(present.__contains__, MODEL_FILES), *weights):
-            _again(what, partial(hf_hub_download, repository, file, revision=info.sha, local_dir=destination))
-    return info.sha
+            _again(what, partial(hf_hub_download, repository, file, revision=commit, local_dir=destination))
+    return commit
 
 
 def recorded_revision(folder: Path, wanted: str | None = None) -> str | None:
@@ -232,8 +243,7 @@ def hub_errors(what: str, revision: str | None = None) -> Iterator[None]:
     try:
         yield
     except client_errors() as error:
-        kind = RunError if may_pass(error) else UserError
-        raise kind(f"{what}: {_problem(error, revision)}") from error
+        raise failure_kind(error)(f"{what}: {_problem(error, revision)}") from error
 
 
 def _again(what: str, attempt: Callable[[], Result], first: bool = False) -> Result:
@@ -245,16 +255,21 @@ def _again(what: str, attempt: Callable[[], Result], first: bool = False) -> Res
     def passes(error: BaseException) -> bool:
         return may_pass(error) and not (first and is_unreachable(error))
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
+    return patiently(attempt, lambda error: f"{what}: {_problem(error, None)}", to_stderr, passes)
 
-    return patiently(attempt, lambda error: f"{what}: {_problem(error, None)}", say, passes)
+
+def _commit_of(info: Any, what: str) -> str:
+    """The sha of what the Hub tells about; an answer may lack it."""
+    if not isinstance(info.sha, str):
+        raise RunError(f"{what}: the Hub's answer names no commit; try again later")
+    return info.sha
 
 
 def _problem(error: Exception, revision: str | None) -> str:
     """What went wrong with a download, and what to do."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
+        EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,
         OfflineModeIsEnabled,
@@ -271,6 +286,10 @@ def _problem(error: Exception, revision: str | None) -> str:
         return "the Hub has no such repository, or it is private; check the name, or set HF_TOKEN"
     if isinstance(cause, RevisionNotFoundError):
         return f"the repository has no revision {revision!r}; check the revision"
+    if isinstance(cause, EntryNotFoundError):
+        return "the Hub lists a file that it does not have; tell the repository's owner"
+    if is_wrong_form(error):
+        return f"the Hub's answer has not the form of one ({first_line(cause)}); try again later"
     if isinstance(cause, HfHubHTTPError):
         return _refusal(cause.response.status_code)
     return (
@@ -287,7 +306,9 @@ def _refusal(status: int) -> str:
         return "the Hub gets too many requests from here (HTTP 429); wait some minutes, or set HF_TOKEN"
     if status == 404:
         return "the Hub has no such repository or revision (HTTP 404); check the name and the revision"
-    return f"the Hub answers with HTTP {status}; try again later"
+    if status >= 500:
+        return f"the Hub answers with HTTP {status}; try again later"
+    return f"the Hub refuses it (HTTP {status})"
 
 
 def first_line(error: BaseException) -> str:

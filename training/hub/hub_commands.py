@@ -89,7 +89,7 @@ def push_dataset(
 
     check_options(repository, licence=licence)
     to, way_on = Destination(repository, "dataset"), "" if replace else REPLACE
-    check_destination(to, "REPO", licence, way_on, own_page(folder) or b"")
+    check_destination(to, "REPO", licence, way_on, own_page(folder))
     sha = push(folder, repository, not public, licence, _say)
     print(f"data: {{dataset: {repository}, revision: {sha}}}")
 

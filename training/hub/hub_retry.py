@@ -5,9 +5,12 @@ huggingface_hub is imported inside the functions, because importing it takes lon
 
 import json
 import re
+import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar, cast
+
+from training.errors import RunError, UserError
 
 WAITS = (2.0, 8.0, 30.0, 60.0)
 """Seconds before each further attempt; the client itself has by then tried most requests six times in 23 seconds."""
@@ -41,7 +44,8 @@ def patiently(
             if wait is None or not (passes or may_pass)(error):
                 raise
             pause = max(wait, min(_asked_to_wait(error), LONGEST_WAIT))
-            say(f"{problem_of(error)}; trying again in {pause:.0f} s")
+            what, _, remedy = problem_of(error).rpartition("; ")  # the remedy is for the last failure
+            say(f"{what or remedy}; trying again in {pause:.0f} s")
             time.sleep(pause)
     raise AssertionError("the last attempt returns or raises")
 
@@ -54,6 +58,28 @@ def client_errors() -> tuple[type[Exception], ...]:
     # another form than the Hub's is one of the last.
     form = (ValueError, KeyError, TypeError, AttributeError)
     return (cast(type[Exception], HfHubHTTPError.__bases__[0]), OSError, RuntimeError, *form)
+
+
+def to_stderr(line: str) -> None:
+    """Shows a line to the user, beside what a command prints."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def failure_kind(error: BaseException) -> type[RunError] | type[UserError]:
+    """Whose mistake a failure is: where the Hub, the network or the disk refuses, none of the user's."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    cause = cause_of(error)
+    if may_pass(error) or is_wrong_form(error):
+        return RunError
+    if status_of(cause) is not None or isinstance(cause, (OfflineModeIsEnabled, ValueError)):
+        return UserError
+    return RunError
+
+
+def is_wrong_form(error: BaseException) -> bool:
+    """Whether an answer has not the form of the Hub's answers, on which the client stumbles in these ways."""
+    return isinstance(cause_of(error), (TypeError, KeyError, AttributeError))
 
 
 def may_pass(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from training.errors import RunError
 from training.hub.hub_client import ANSWER_SECONDS, first_line
-from training.hub.hub_retry import Say, cause_of, client_errors, patiently, status_of
+from training.hub.hub_retry import Say, cause_of, client_errors, is_wrong_form, patiently, status_of
 
 SILENCE_SECONDS = 120.0
 
@@ -48,6 +48,11 @@ def files_of(folder: Path) -> dict[str, Path]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.name.startswith(".")
     }
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """Whether a name is one of the patterns', whose * stands for a part of a name in a folder."""
+    return any(fnmatchcase(name, pattern) and name.count("/") == pattern.count("/") for pattern in patterns)
 
 
 def upload_files(
@@ -109,7 +114,7 @@ def _upload(files: Mapping[str, Path], to: Destination, title: str, say: Say, st
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it would warn of a commit without changes
     get_session().timeout = SILENCE_SECONDS  # the client would wait for ever
     sha, present = _open_repository(to, say)
-    gone = [name for name in present if stale is None or any(fnmatchcase(name, pattern) for pattern in stale)]
+    gone = [name for name in present if stale is None or matches(name, stale)]
     removed = set(gone) - files.keys() - {".gitattributes"}
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, path) for name, path in files.items()
@@ -172,6 +177,8 @@ def problem_of(error: BaseException) -> str:
         return which + _refusal(status, f"HTTP {status}" + (f": {said}" if said else ""))
     if isinstance(cause, OfflineModeIsEnabled):
         return f"{which}HF_HUB_OFFLINE forbids to reach the Hub; unset HF_HUB_OFFLINE"
+    if is_wrong_form(error):
+        return f"{which}the Hub's answer has not the form of one ({first_line(cause)}); try again later"
     if isinstance(cause, ValueError) and not isinstance(cause, json.JSONDecodeError):
         return f"{which}{' '.join(str(cause).split())}"
     return f"{which}the upload to {constants.ENDPOINT} failed ({first_line(cause)}); check the network"

@@ -20,11 +20,11 @@ from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file
 from training.errors import RunError, UserError, one_line
 from training.exchange.export import Dtype, export_model
-from training.hub.card_text import is_ours
-from training.hub.hub_access import PAGE, foreign_content
+from training.hub.card_text import PAGE, with_files
 from training.hub.hub_retry import Say
 from training.hub.hub_upload import Destination, files_of, upload_files
 from training.hub.model_card import Described, model_card
+from training.hub.repository_content import STALE, foreign_content, refuse_what_was_added
 from training.hub.tensorboard import FILE, event_file
 from training.json_file import read_json_object
 from training.metrics import RunLog
@@ -35,16 +35,10 @@ from training.tokenizer import TOKENIZER
 from training.yaml_reader import read_yaml, yaml_text
 
 HUB = "hub"
-STALE = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
-    *("merges.txt", "pytorch_model*", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *("adapter_config.json", "adapter_model.*", "tf_model.h5", "flax_model.msgpack"),
-    *("loss.png", "grad_norm.png", "learning_rate.png", METRICS),
-)
-"""What an earlier upload, or another model, may have left in a repository and would mislead who loads this one."""
 SHOWN = {"licence": (str,), "fingerprint": (str,), "kind": (str,), "splits": (dict,), "source": (str, list, dict)}
 """Keys of dataset.json that a page shows, and of what kinds their values are."""
 REPLACE = "give --replace to go on, or choose another repository"
+REPLACE_STATE = "remove the branch on the Hub, choose another repository, or train without hub.every"
 REPLACE_AFTER_TRAINING = "choose another repository, or train without it and then: isobatch push RUN REPO --replace"
 
 
@@ -144,7 +138,7 @@ def push_model(push: Push, say: Say) -> str:
     step = read_state(push.checkpoint).step
     with built_folder(push, say) as folder:
         try:
-            problem = None if push.replace else foreign_content(push.to)  # again: the export has taken its time
+            problem = None if push.replace else foreign_content(push.to, say)  # again: the export has taken its time
             if problem:
                 raise RunError(f"{push.repository}: {problem}; {REPLACE}")
             return upload_files(files_of(folder), push.to, f"{push.name}, step {step:,}", say, STALE)
@@ -213,12 +207,8 @@ def _build(push: Push, say: Say) -> None:
         shutil.rmtree(left, ignore_errors=True)
     if folder.exists() and not (folder / CONFIG).is_file():
         raise UserError(f"{folder}: exists, and is no earlier upload; nothing of yours is overwritten: rename it")
-    card = folder / PAGE
-    if not push.replace and card.is_file() and not is_ours(card.read_bytes()):
-        raise UserError(
-            f"{card}: was edited since it was written, and a push writes it anew; move it away, or go on with: "
-            f"{push.again()} --replace"
-        )
+    if not push.replace and folder.is_dir():
+        refuse_what_was_added(folder, f"{push.again()} --replace")
     description = push.description if push.description.is_file() else None  # else the one beside the tokenizer
     exported = export_model(push.checkpoint, push.config, partial, push.dtype, push.tokenizer, description)
     say(exported.check)
@@ -227,6 +217,9 @@ def _build(push: Push, say: Say) -> None:
     for name, content in _more_files(push, exported.check, say).items():
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         (partial / name).write_bytes(content)
+    card = partial / PAGE
+    others = {name: path for name, path in files_of(partial).items() if path != card}
+    card.write_bytes(with_files(card.read_text(encoding="utf-8"), others).encode("utf-8"))
     if folder.is_dir():
         folder.rename(replaced)
     partial.rename(folder)

@@ -5,9 +5,8 @@ import shlex
 from pathlib import Path
 
 from training.errors import RunError, UserError, one_line
-from training.hub.card_text import is_ours
+from training.hub.card_text import PAGE, is_ours, with_files
 from training.hub.dataset_card import DescribedDataset, dataset_card
-from training.hub.hub_access import PAGE
 from training.hub.hub_client import DATASET_FILES
 from training.hub.hub_retry import Say
 from training.hub.hub_upload import Destination, upload_files
@@ -41,14 +40,16 @@ def push_dataset(folder: Path, repository: str, private: bool, licence: str | No
     described = DescribedDataset(
         repository, folder.resolve().name, checked, read_description(folder / "dataset.json"), licence
     )
+    files = {name: folder / name for name in DATASET_FILES if (folder / name).exists()}
     if own_page(folder) is None:
+        others = {name: path for name, path in files.items() if name != PAGE}
         try:
-            replace_content(folder / PAGE, dataset_card(described))
+            replace_content(folder / PAGE, with_files(dataset_card(described), others))
+            files[PAGE] = folder / PAGE
         except OSError as error:
             raise RunError(f"{folder / PAGE}: cannot be written ({error}); make the folder writable") from error
     else:
         say(f"{folder / PAGE}: is your own, or was edited, and is uploaded as it is; remove it to get a new one")
-    files = {name: folder / name for name in DATASET_FILES if (folder / name).exists()}
     stale = set(DATASET_FILES) - files.keys()
     total = sum(found.tokens for found in checked.splits.values())
     to = Destination(repository, "dataset", private)
@@ -64,14 +65,19 @@ def own_page(folder: Path) -> bytes | None:
     """The README.md that the user wrote or edited; None where there is none, or the one that was written here.
 
     Raises:
-        UserError: it is no text.
+        UserError: it is no text, or none that the Hub takes.
     """
     path = folder / PAGE
     if not os.path.lexists(path):
         return None
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("it is no file")
         content = path.read_bytes()
         content.decode("utf-8")
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot be read as UTF-8 text ({error}); save it so, or remove it") from None
+    if not content.strip() or content.startswith(b"\xef\xbb\xbf"):
+        how = "begins with a byte order mark" if content.strip() else "is empty"
+        raise UserError(f"{path}: {how}, which the Hub does not take; write it without, or remove it to get a new one")
     return None if is_ours(content) else content

@@ -83,7 +83,7 @@ def prepare_instructions(sources: Sequence[Source], output: Path, tokenizer: Pat
         UserError: naming the file and line that is wrong.
         RunError: a file could not be read or written.
     """
-    vocabulary = read_vocabulary(tokenizer)
+    vocabulary = read_vocabulary(tokenizer, for_texts=True)
     files = [file for source in sources for file in source.files]
     total = sum(file.path.stat().st_size for file in files)
     with (

@@ -67,7 +67,8 @@ def prepare(
     share = VALIDATION_SHARE if options.validation_share is None else options.validation_share
     settings = Settings(options.text_key or TEXT_KEY, options.separator, share, options.decontaminate)
     if options.tokenizer is not None:
-        vocabulary: Vocabulary | int = read_vocabulary(_tokenizer_path(options.tokenizer, output.parent))
+        path = _tokenizer_path(options.tokenizer, output.parent)
+        vocabulary: Vocabulary | int = read_vocabulary(path, for_texts=True)
     else:
         vocabulary = options.train_bpe or byte_vocabulary()
     prepare_documents(sources, output, settings, vocabulary, workers)

@@ -98,7 +98,11 @@ class BlockTokenizer:
             if split == "train" and self.known is not None and shares_ngram(text, recipe.words, self.known):
                 block.dropped.add(Counts(documents=1, bytes=size))
                 continue
-            tokens = self.encoder.encode(text) + self.end_of_text
+            tokens = self.encoder.encode(text)
+            if not tokens:  # a normalizer may leave nothing of a text
+                block.empty += 1
+                continue
+            tokens += self.end_of_text
             block.splits[split].tokens.append(tokens)
             block.splits[split].counts.add(Counts(1, size, len(tokens) // len(self.end_of_text)))
         return block

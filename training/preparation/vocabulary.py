@@ -2,13 +2,14 @@
 
 import hashlib
 import heapq
+import json
 import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from training.errors import UserError
 from training.tokenizer import (
@@ -23,6 +24,8 @@ from training.tokenizer import (
 
 SAMPLE_BYTES = 64 * 2**20
 SMALLEST = 257
+PROBE = "Az 09 .,; ß ж ש 字 가 🙂"
+"""Of what texts are made; no tokenizer may leave a part of it out."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,17 @@ class Vocabulary:
         return hashlib.sha256(self.content).hexdigest()
 
 
-def read_vocabulary(path: Path) -> Vocabulary:
+def read_vocabulary(path: Path, for_texts: bool = False) -> Vocabulary:
     """Reads a tokenizer.json, or a folder with one or with the two files of a byte-level BPE.
 
     The end of text is the one that a dataset.json beside it names, or else `<|endoftext|>`.
 
+    Args:
+        path: of the file or the folder.
+        for_texts: whether texts will be encoded with it for the first time, so that it must lose nothing of them.
+
     Raises:
-        UserError: there is none, it cannot be read, or it lacks the end of text.
+        UserError: there is none, it cannot be read, lacks the end of text, or would lose parts of texts.
     """
     file = path / TOKENIZER if os.path.isdir(path) else path
     published = None if os.path.isfile(file) else read_published(path)
@@ -63,6 +70,8 @@ def read_vocabulary(path: Path) -> Vocabulary:
     else:
         tokenizer = load_tokenizer(file)
         content = file.read_bytes()
+        if json.loads(content)["model"].get("dropout"):  # who encodes with the dataset's copy gets the same tokens
+            content = tokenizer.to_str(pretty=True).encode()
     end_of_text = end_of_text_id(tokenizer, file.with_name("dataset.json"))
     if end_of_text is None:
         raise UserError(
@@ -74,7 +83,53 @@ def read_vocabulary(path: Path) -> Vocabulary:
             f"{file}: has no token {end_of_text:,}, which the dataset.json beside it names as its end of text; correct "
             "end_of_text there, or use the tokenizer that it is of"
         )
+    if for_texts:
+        refuse_what_loses_text(tokenizer, path)
     return Vocabulary(tokenizer, end_of_text, content)
+
+
+def refuse_what_loses_text(tokenizer: Tokenizer, path: Path) -> None:
+    """Refuses a tokenizer that leaves out, without a word, what it has no token for.
+
+    A BPE does so that has neither a token for the unknown nor all the bytes; so does a normalizer that deletes. Models
+    of other kinds without a token for the unknown fail where they would need it.
+
+    Args:
+        tokenizer: any.
+        path: how the user knows it.
+
+    Raises:
+        UserError: says what would be lost.
+    """
+    ids = tokenizer.get_vocab()
+    if max(ids.values(), default=0) > 2 * len(ids) + 2**20:  # to write it down, the library counts through all of them
+        raise UserError(
+            f"{path}: has {len(ids):,} tokens, but ids up to {max(ids.values()):,}; number them without large gaps"
+        )
+    description = json.loads(tokenizer.to_str())
+    model = description["model"]
+    if model["type"] == "BPE" and model.get("unk_token") not in ids:
+        before = json.dumps([description["pre_tokenizer"], description["normalizer"]])
+        needed = {f"<0x{byte:02X}>" for byte in range(256)} if model.get("byte_fallback") else set()
+        if '"type": "ByteLevel"' in before:
+            needed = set(pre_tokenizers.ByteLevel.alphabet())
+        if not needed or needed - ids.keys():
+            what = f"lacks {len(needed - ids.keys())} of the 256 bytes" if needed else "does not know all characters"
+            raise UserError(
+                f"{path}: is a BPE that {what} and has no token for the unknown, so that parts of the texts would "
+                "disappear; use one that has all bytes (train it with an initial_alphabet), or an unk_token"
+            )
+    try:
+        offsets = tokenizer.encode(PROBE, add_special_tokens=False).offsets
+    except Exception:  # the library's, of models without a token for the unknown: told of the text that needs it
+        return
+    kept = {place for start, end in offsets for place in range(start, end)}
+    lost = [char for place, char in enumerate(PROBE) if place not in kept and not char.isspace()]
+    if lost:
+        raise UserError(
+            f"{path}: leaves {' '.join(lost)} out of a text, by its normalizer or pre_tokenizer; texts must be kept "
+            "whole: use a tokenizer that has tokens for all of them"
+        )
 
 
 def byte_vocabulary() -> Vocabulary:
