@@ -311,7 +311,8 @@ def test_a_tokenizer_json_comes_first(tmp_path: Path) -> None:
         ({"n_layer": 2**62}, "transformer.h.2.ln_1.weight is missing"),
         ({"vocab_size": 10**30}, f"transformer.wte.weight has shape [281, 32], wanted [{10**30}, 32]"),
         ({"n_embd": 2**40, "n_head": 1}, f"transformer.wte.weight has shape [281, 32], wanted [281, {2**40}]"),
-        ({"resid_pdrop": [1]}, "this model cannot be imported as it is"),
+        ({"resid_pdrop": [1]}, "resid_pdrop is [1], but must be a number; this model cannot be imported as it is"),
+        ({"n_embd": None, "n_inner": 128}, "n_embd is None, but must be a number"),
     ],
 )
 def test_a_config_may_say_anything(tmp_path: Path, values: dict[str, Any], said: str) -> None:

@@ -134,8 +134,7 @@ def test_what_can_pass_is_tried_again(
     assert len(waits) == (0 if path == "/preupload/" else 2), "the client repeats that one itself"
     if status == 429 and waits:
         assert waits[0] == (
-            f"{MODEL}: the Hub gets too many requests from here (HTTP 429: injected); wait some minutes; "
-            "trying again in 55 s"
+            f"{MODEL}: the Hub gets too many requests from here (HTTP 429: injected); trying again in 55 s"
         )
     if status == 503:
         assert waits[0].endswith("; trying again in 2 s"), "it may pass before the present five minutes are over"
@@ -212,7 +211,7 @@ def test_what_does_not_pass_is_given_up(hub: FakeHub, client: Client, folder: Pa
 
 def test_409_at_creation_without_an_address_is_a_sentence(hub: FakeHub, client: Client, folder: Path) -> None:
     hub.fail("/api/repos/create", 409)
-    assert "the upload to http://127.0.0.1" in client.refusal(folder)
+    assert "tester/model: the Hub's answer has not the form of one (KeyError: 'url'); try" in client.refusal(folder)
 
 
 def test_the_token_decides(hub: FakeHub, client: Client, folder: Path) -> None:

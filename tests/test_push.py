@@ -250,6 +250,7 @@ def test_what_was_not_uploaded_from_here_is_not_replaced_unasked(
     assert done.status == 2
     assert done.errors.endswith("then: isobatch push RUN REPO --replace\n")
     assert not (tmp_path / "out" / "run").exists()
+    hub.add("model", "tester/state", {".gitattributes": b""})
     hub.add("model", "tester/state", {"mine.txt": b"1"}, ref="training-state")
     done = worker.run(*train[:-1], "tester/state", "--set", "hub.every=5")
     assert (done.status, done.errors) == (
@@ -263,12 +264,12 @@ def test_what_was_not_uploaded_from_here_is_not_replaced_unasked(
     files = hub.files("model", NAME)
     assert "mine.txt" in files
     assert not {"adapter_config.json", "model-00001-of-00002.safetensors"} & set(files)
-    page = hub.read("model", NAME, "README.md")
+    uploaded = {name: hub.read("model", NAME, name) for name in files}
+    page = uploaded["README.md"]
     edited = {"README.md": page + b"My words", "config.json": b"{}"}
     hub.add("model", NAME, edited)
     assert "its README.md was not written from here, or was edited since" in worker.run(*push).errors
-    uploaded = {name: hub.read("model", NAME, name) for name in files if name != "config.json"}
-    hub.add("model", NAME, {**uploaded, "README.md": page, "adapter_model.bin": b"", "config.json": b"{}"})
+    hub.add("model", NAME, {**uploaded, "adapter_model.bin": b"", "config.json": b"{}"})
     assert "were changed since (adapter_model.bin, config.json), which" in worker.run(*push).errors
     hub.add("model", NAME, {"README.md": page})
     (tmp_path / "bare-hub" / "LICENSE").touch()

@@ -73,10 +73,14 @@ def test_a_pattern_with_a_suffix_names_text(tmp_path: Path) -> None:
     assert [file.name for file in source.files] == ["b.txt"]
 
 
-def test_several_sources_keep_their_order(tmp_path: Path) -> None:
+def test_several_sources_keep_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is read twice, also by way of a link, is told."""
     touch(tmp_path, "b.txt", "a.txt", "f/c.json")
     found = find_sources([str(tmp_path / name) for name in ("b.txt", "a.txt", "b.txt", "f/c.json")], None, [])
     assert [names(source) for source in found] == [["b.txt"], ["a.txt"], ["b.txt"], ["c.json"]]
+    assert (
+        capsys.readouterr().err == f"{tmp_path / 'b.txt'}: is read more than once, as it is named twice or linked to\n"
+    )
     assert [entry["file"] for source in found for entry in source.description] == ["b.txt", "a.txt", "b.txt", "c.json"]
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model.gpt import GPTConfig
+from training.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,9 @@ def config_from_gpt2(values: Mapping[str, Any], qkv_bias: bool) -> GPTConfig:
         value = values.get(key, default)
         if value not in accepted:
             raise ValueError(f"{key} is {value!r}, and the model that is trained here has {accepted[0]!r}")
+    for key in ("n_embd", *DROPOUTS):
+        if key in values and (isinstance(values[key], bool) or not isinstance(values[key], int | float)):
+            raise ValueError(f"{key} is {one_line(repr(values[key]))}, but must be a number")
     width = values.get("n_embd", 768)
     inner = values.get("n_inner")
     if inner is not None and inner != 4 * width:

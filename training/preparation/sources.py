@@ -4,6 +4,8 @@ import fnmatch
 import importlib.util
 import os
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -105,6 +107,9 @@ def find_sources(sources: Sequence[str], revision: str | None, patterns: Sequenc
         raise UserError("--files: chooses in folders and repositories, but all sources are files here; leave it out")
     if revision is not None and all(source.repository is None for source in found):
         raise UserError("--revision: is one of a dataset on the Hub, but all sources are files here; leave it out")
+    times = Counter(file.path.resolve() for source in found for file in source.files)
+    for path in [path for path, count in times.items() if count > 1][:1]:
+        print(f"{one_line(path)}: is read more than once, as it is named twice or linked to", file=sys.stderr)
     return found
 
 
