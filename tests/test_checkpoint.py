@@ -87,6 +87,7 @@ def test_a_snapshot_does_not_follow_the_training(tmp_path: Path) -> None:
 
 
 def test_saving_again_replaces_the_folder_and_clears_dead_writes(tmp_path: Path) -> None:
+    """R111: names come from steps, so two saves within a second are two of the same name or of two."""
     save(tmp_path, 4)
     for leftover in (".step_00000004.partial", ".step_00000004.old", ".step_00000012.partial"):
         shutil.copytree(tmp_path / "step_00000004", tmp_path / leftover)
@@ -133,7 +134,7 @@ def test_a_full_disk_is_an_os_error_and_leaves_the_previous_checkpoint(tmp_path:
 
 
 def test_latest_always_names_a_whole_checkpoint(tmp_path: Path) -> None:
-    """R03: `latest` is polled in a tight loop during 50 saves."""
+    """R03, R111: `latest` is polled in a tight loop during 50 saves."""
     model = build_gpt(TINY, seed=0)
     snapshot = take_snapshot(model, adamw(model), state_at(0))
     point(tmp_path, "latest", write_checkpoint(tmp_path, snapshot).name)
