@@ -108,7 +108,10 @@ def test_token_files(tmp_path: Path, damage: str) -> None:
     spoil(validation)
     check(lambda: open_validation(config, tmp_path), validation, words, " download or prepare it again")
     spoil(train)
-    remedy = "a dataset's folder must hold train.safetensors" if damage == "folder" else "download or prepare it again"
+    if damage == "folder":
+        words, remedy = "there is no such file", "a dataset's folder must hold train.safetensors"
+    else:
+        remedy = "download or prepare it again"
     check(lambda: open_training_data(config, tmp_path), train, words, remedy)
 
 
