@@ -230,7 +230,7 @@ def test_configs(tmp_path: Path, content: str) -> None:
 
 def test_a_config_in_whose_place_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").mkdir()
-    with pytest.raises(UserError, match=r"run\.yaml: there is no such file"):
+    with pytest.raises(UserError, match=r"run\.yaml: is a folder; the run comes first"):
         load_run_config(str(tmp_path / "run.yaml"))
 
 
