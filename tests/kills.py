@@ -93,7 +93,9 @@ class Place:
 
     def processes(self) -> dict[int, int]:
         """The run's processes and the parent of each, also those whose parent is gone."""
-        listing = subprocess.run(["ps", "-eo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True).stdout
+        listing = subprocess.run(
+            ["ps", "-ww", "-eo", "pid,ppid,stat,args"], capture_output=True, text=True, check=True
+        ).stdout
         rows = [line.split(None, 3) for line in listing.splitlines()[1:]]
         found = [row for row in rows if str(self.folder) in row[3] and not row[2].startswith("Z")]
         return {int(pid): int(parent) for pid, parent, _, _ in found}

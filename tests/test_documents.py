@@ -52,7 +52,7 @@ def test_each_module_has_its_tests() -> None:
     """tests/test_<module>.py one to one."""
     # Tested in test_cli.py, test_config.py, test_runs.py, test_export_check.py, test_push.py, test_hub_upload.py and
     # test_comparison_page.py.
-    elsewhere = ["errors", "config_check", "session", "load_with_transformers", "hub_commands", "hub_retry"]
+    elsewhere = ["errors", "config_check", "session", "loop", "load_with_transformers", "hub_commands", "hub_retry"]
     elsewhere += ["comparison_figures"]
     for path in [*REPOSITORY.glob("model/[a-z]*.py"), *REPOSITORY.glob("training/**/[a-z]*.py")]:
         if path.stem not in elsewhere:

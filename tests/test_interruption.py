@@ -161,8 +161,10 @@ def test_a_second_signal_ends_a_run_at_once(workplace: Workplace) -> None:
 def test_a_rank_whose_neighbour_has_died_does_not_wait_for_it(workplace: Workplace) -> None:
     """torchrun asks the others to end then, with the same signal: one waits for rank 0's save, which never comes."""
     config = write_config(workplace)
-    (workplace.folder / SLOW_DISK).touch()
+    (workplace.folder / SLOW_READING).touch()
     with running(workplace, config) as run:
+        run.wait_until(steps_of)
+        (workplace.folder / SLOW_DISK).touch()
         run.wait_until(lambda run: steps_of(run)[-1:] == [10])
         run.signal(signal.SIGKILL, 0)
         run.signal(signal.SIGTERM, 1)

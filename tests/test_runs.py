@@ -516,7 +516,7 @@ def test_mistakes_are_told_once(workplace: Workplace) -> None:
 
 def running_workers(folder: Path) -> list[int]:
     """Processes whose command line names a folder, launchers apart."""
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    listing = subprocess.run(["ps", "-ww", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 1) for line in listing.splitlines()[1:]]
     return [int(pid) for pid, command in rows if str(folder) in command and "torch.distributed.run" not in command]
 
