@@ -19,7 +19,6 @@ from conftest import Workplace
 from safetensors.torch import load_file
 from small_checkpoints import IDS, TINY, adamw, save, state_at, train
 
-import ddp_train
 from model.gpt import build_gpt
 from training import checkpoint
 from training.checkpoint import (
@@ -316,7 +315,7 @@ def test_one_latest_for_all_processes(workplace: Workplace) -> None:
 def test_a_loss_that_is_not_finite_is_never_the_best(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """R09: of validation losses 5, NaN and 4 the third is best, though every comparison with NaN is false."""
     losses = iter([5.0, float("nan"), 4.0])
-    monkeypatch.setattr(ddp_train, "evaluate", lambda *_: Evaluated(2048 * next(losses), 2048, None))
+    monkeypatch.setattr("training.loop.evaluate", lambda *_: Evaluated(2048 * next(losses), 2048, None))
     run = workplace.train_here(
         workplace.write_config(data={"train_tokens": 3 * 512}, evaluation={"every": 1}, checkpoint={"every": 1})
     )
