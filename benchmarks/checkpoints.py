@@ -4,7 +4,8 @@
 
 FOLDER lies on the disk that is measured. Prints a row for the model of configs/tiny.yaml and one for GPT-2 small,
 untied (163 million parameters). The share is of a run that saves every 20 steps of a second each: training waits for
-the copy, and for the checkpoint before where that is not written within the 20 seconds. Needs 4.1 GB of disk space and 7 GB of memory; --only tiny needs next to none.
+the copy, and for the checkpoint before where that is not written within the 20 seconds. Needs 4.1 GB of disk space and
+7 GB of memory; --only tiny needs next to none.
 """
 
 import argparse
