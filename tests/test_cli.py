@@ -307,6 +307,9 @@ def test_a_file_name_needs_the_format_of_a_file(place: Workplace, command: Comma
     sentence = command("export", place.checkpoints / "untied", "--output", tmp_path / "x.gguf", status=2)
     assert "x.gguf: is the name of a GGUF file; add --format gguf" in sentence
     assert not list(tmp_path.iterdir())
+    (tmp_path / "metrics.jsonl").touch()
+    sentence = command("export", place.checkpoints / "untied", "--output", tmp_path / "latest", status=2)
+    assert "latest: is a name that the run's own files have in its folder; choose another --output" in sentence
 
 
 def test_what_cannot_be_sampled(place: Workplace, command: Command, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from torch import Tensor
 from model.generation import generate
 from training.errors import RunError, UserError
 from training.exchange import export
-from training.exchange.export import Exported, export_model
+from training.exchange.export import Exported, export_model, refuse_names_of_a_run
 from training.exchange.gpt2_format import to_gpt2
 from training.restore import load_model
 from training.tokenizer import END_OF_TEXT, load_tokenizer
@@ -348,11 +348,16 @@ def test_what_exists_is_not_overwritten(write: Write, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"file: is no folder, so that nothing can be written below it"):
         write(output="file/deep/out")
-    (tmp_path / "metrics.jsonl").touch()
-    for name in ("step_00000099", "latest", "config.yaml"):
-        with pytest.raises(UserError, match=f"{name}: is a name that the run's own files have in its folder"):
-            write(output=name)
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+
+
+def test_a_name_that_a_run_has_for_its_own_files_is_refused_in_its_folder(tmp_path: Path) -> None:
+    refuse_names_of_a_run(tmp_path / "latest")
+    (tmp_path / "metrics.jsonl").touch()
+    for name in ("step_00000099", "latest", "config.yaml", ".hub.partial"):
+        with pytest.raises(UserError, match=f"{name}: is a name that the run's own files have in its folder"):
+            refuse_names_of_a_run(tmp_path / name)
+    refuse_names_of_a_run(tmp_path / "mine")
 
 
 def test_a_wrong_export_gets_no_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPOSITORY, Workplace
@@ -16,7 +17,7 @@ from small_configs import small_config
 from small_push import PUSHED, prepare_push
 from worker import Worker
 
-from training.hub.push import Push, base_model_of
+from training.hub.push import Push, base_model_of, built_folder
 from training.lock import held
 from training.metrics_file import read_metrics
 
@@ -210,6 +211,23 @@ def test_the_command_that_repeats_a_push(tmp_path: Path) -> None:
     own.touch()
     again = Push(folder, small_config(), NAME, tmp_path, tokenizer=own).again()
     assert again == f"isobatch push {tmp_path}/run {NAME} --datasets {tmp_path}"
+
+
+def local_push(tmp_path: Path, **options: Any) -> Push:
+    """Of a run that was recorded, not trained; its dataset has no tokenizer."""
+    (tmp_path / "data").mkdir()
+    run = write_run(tmp_path / "run", [begin(0, "start", 1)], {})
+    config = small_config(model={"vocab_size": 64})
+    return Push(save(run, 4, config=config.model), config, NAME, tmp_path, **options)
+
+
+def test_the_folder_of_a_run_is_built_among_the_runs_own_files(tmp_path: Path) -> None:
+    push = local_push(tmp_path)
+    for _ in range(2):  # in place of an earlier one, too
+        with built_folder(push, say=lambda _line: None) as folder:
+            assert folder == tmp_path / "run" / "hub"
+            assert {"README.md", "model.safetensors", "metrics.jsonl"} <= {path.name for path in folder.iterdir()}
+    assert not list((tmp_path / "run").glob(".hub.[op]*"))
 
 
 @pytest.mark.slow

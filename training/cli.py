@@ -138,7 +138,7 @@ def export(
 ) -> None:
     """Write a model as other programs load it, checked before it gets its name."""
     from training.config import REPOSITORY
-    from training.exchange.export import Dtype, export_model
+    from training.exchange.export import Dtype, export_model, refuse_names_of_a_run
     from training.exchange.gguf_file import export_gguf
     from training.lookup import find_checkpoint_and_config, find_tokenizer_if_any, no_tokenizer
 
@@ -148,6 +148,7 @@ def export(
             raise UserError(f"{option}: must be one of {', '.join(known)}, got {value!r}")
     if output.suffix == ".gguf" and file_format != "gguf":
         raise UserError(f"--output {output}: is the name of a GGUF file; add --format gguf, or name a folder")
+    refuse_names_of_a_run(output)
     write = writers[file_format]
     folder, config = find_checkpoint_and_config(checkpoint)
     datasets = datasets or REPOSITORY / "datasets"

@@ -96,6 +96,10 @@ def refuse_what_exists(output: Path, may_be_empty_folder: bool = True) -> None:
     above = next(parent for parent in (*output.parents, Path()) if parent.exists())
     if not above.is_dir():
         raise UserError(f"{above}: is no folder, so that nothing can be written below it; choose another --output")
+
+
+def refuse_names_of_a_run(output: Path) -> None:
+    """Refuses a user's --output in a run's folder that a file of the run's own would have, and would collide with."""
     if (output.parent / METRICS).is_file() and OURS.fullmatch(output.name):
         raise UserError(f"{output}: is a name that the run's own files have in its folder; choose another --output")
 
