@@ -4,8 +4,8 @@
 
 FOLDER lies on the disk that is measured. Prints a row for the model of configs/tiny.yaml and one for GPT-2 small,
 untied (163 million parameters). The share is of a run that saves every 20 steps of a second each: training waits for
-the copy, and for the checkpoint before where that is not written within the 20 seconds. The first save, which has to
-get its memory, is a column of its own. Needs 4.1 GB of disk space and 7 GB of memory; --only tiny needs next to none.
+the copy, and for the checkpoint before where that is not written within the 20 seconds. Needs 4.1 GB of disk space and
+7 GB of memory; --only tiny needs next to none.
 """
 
 import argparse
@@ -74,6 +74,7 @@ def measure(name: str, config: GPTConfig, folder: Path, saves: int) -> str:
     """A row of the table: a first save, which counts apart, and some more."""
     training, record = Training(config), Record(folder)
     writer = CheckpointWriter(folder, 1, record, None)
+    writer.prepare(training.module.model, TrainingState(0, 0, 0.0, 0, None, None, None, "", {}))
     alone, meanwhile = [], []
     for step in range(1, saves + 2):
         alone += training.steps()

@@ -28,6 +28,7 @@ def wait_for(report: BackgroundReport) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
+@pytest.mark.slow
 def test_it_is_written_beside_training_one_at_a_time(run: Path) -> None:
     """A half-written last line is the run's own, which goes on writing."""
     with (run / "metrics.jsonl").open("a") as metrics:

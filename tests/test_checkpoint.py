@@ -19,7 +19,6 @@ from conftest import Workplace
 from safetensors.torch import load_file
 from small_checkpoints import IDS, TINY, adamw, save, state_at, train
 
-import ddp_train
 from model.gpt import build_gpt
 from training import checkpoint
 from training.checkpoint import (
@@ -87,6 +86,7 @@ def test_a_snapshot_does_not_follow_the_training(tmp_path: Path) -> None:
 
 
 def test_saving_again_replaces_the_folder_and_clears_dead_writes(tmp_path: Path) -> None:
+    """R111: names come from steps, so two saves within a second are two of the same name or of two."""
     save(tmp_path, 4)
     for leftover in (".step_00000004.partial", ".step_00000004.old", ".step_00000012.partial"):
         shutil.copytree(tmp_path / "step_00000004", tmp_path / leftover)
@@ -133,7 +133,7 @@ def test_a_full_disk_is_an_os_error_and_leaves_the_previous_checkpoint(tmp_path:
 
 
 def test_latest_always_names_a_whole_checkpoint(tmp_path: Path) -> None:
-    """R03: `latest` is polled in a tight loop during 50 saves."""
+    """R03, R111: `latest` is polled in a tight loop during 50 saves."""
     model = build_gpt(TINY, seed=0)
     snapshot = take_snapshot(model, adamw(model), state_at(0))
     point(tmp_path, "latest", write_checkpoint(tmp_path, snapshot).name)
@@ -315,7 +315,7 @@ def test_one_latest_for_all_processes(workplace: Workplace) -> None:
 def test_a_loss_that_is_not_finite_is_never_the_best(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """R09: of validation losses 5, NaN and 4 the third is best, though every comparison with NaN is false."""
     losses = iter([5.0, float("nan"), 4.0])
-    monkeypatch.setattr(ddp_train, "evaluate", lambda *_: Evaluated(2048 * next(losses), 2048, None))
+    monkeypatch.setattr("training.loop.evaluate", lambda *_: Evaluated(2048 * next(losses), 2048, None))
     run = workplace.train_here(
         workplace.write_config(data={"train_tokens": 3 * 512}, evaluation={"every": 1}, checkpoint={"every": 1})
     )

@@ -15,7 +15,14 @@ from small_checkpoints import IDS, TINY, adamw, state_at, train
 
 from model.gpt import build_gpt
 from training import checkpoint_writer
-from training.checkpoint import find_checkpoint, list_checkpoints, problem_of, take_snapshot, write_checkpoint
+from training.checkpoint import (
+    find_checkpoint,
+    list_checkpoints,
+    memory_for,
+    problem_of,
+    take_snapshot,
+    write_checkpoint,
+)
 from training.checkpoint_writer import CheckpointWriter
 from training.errors import RunError
 from training.metrics import RunLog
@@ -81,8 +88,15 @@ def test_copies_use_the_same_memory_again() -> None:
     model = build_gpt(TINY, seed=0)
     optimizer = adamw(model)
     train(model, optimizer)
-    first = take_snapshot(model, optimizer, state_at(1))
-    addresses = {name: value.data_ptr() for name, value in {**first.weights, **first.optimizer}.items()}
+    prepared = memory_for(model, state_at(0))
+    addresses = {name: value.data_ptr() for name, value in {**prepared.weights, **prepared.optimizer}.items()}
+    first = take_snapshot(model, optimizer, state_at(1), prepared)
+    counts = {name: value.data_ptr() for name, value in first.optimizer.items() if name.startswith("step.")}
+    assert {name: value.data_ptr() for name, value in {**first.weights, **first.optimizer}.items()} == {
+        **addresses,
+        **counts,
+    }
+    addresses |= counts
     train(model, optimizer)
     second = take_snapshot(model, optimizer, state_at(2), first)
     assert {name: value.data_ptr() for name, value in {**second.weights, **second.optimizer}.items()} == addresses

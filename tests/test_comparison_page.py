@@ -61,7 +61,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_the_old_files_whole(tmp_path: Pa
     """As of `compare`, so of a study; here a folder lies where a new file would be written first."""
     results = read_results([write_result(tmp_path / "plain", 4.0)])
     folder = tmp_path / "written"
-    (folder / PAGE).mkdir(parents=True)
+    (folder / f".{PAGE}.{os.getpid()}.new").mkdir(parents=True)
     (folder / PAGE).write_text("old")
     with pytest.raises(RunError, match=r"written: cannot be written \(.*\); make room, or choose another --output"):
         write_comparison(folder, compare_results(results, "plain"), results)

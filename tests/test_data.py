@@ -338,7 +338,10 @@ LAYOUTS = [(1, 8), (1, 4), (1, 3), (1, 1), (2, 2), (2, 1), (3, 2), (3, 1), (4, 2
 
 @pytest.mark.parametrize(("world_size", "microbatch"), LAYOUTS)
 def test_every_row_once_and_in_order_however_often_it_stops(tmp_path: Path, world_size: int, microbatch: int) -> None:
-    """R31, R32, R37: the 128 offsets of the base run, split anywhere, on any number of processes."""
+    """R31, R32, R37: the 128 offsets of the base run, split anywhere, on any number of processes.
+
+    R40: no process loads rows ahead of the step that asks for them, so none could have begun elsewhere.
+    """
     config, data = base_run(tmp_path)
     layout = plan_layout(config.batch, world_size, microbatch)
     whole = [[64 * step + 8 * number for number in range(8)] for step in range(16)]

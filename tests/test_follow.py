@@ -126,6 +126,8 @@ def test_a_run_that_says_little() -> None:
     [
         (event(7, "nonfinite", overflow=True), "step 7: the loss scale overflowed"),
         (event(7, "nonfinite", overflow=False), "step 7: the gradient was not finite"),
+        (event(7, "nonfinite", bad_sequences=1), "step 7: the loss of 1 sequence was not finite"),
+        (event(7, "nonfinite", overflow=True, bad_sequences=2), "step 7: the loss of 2 sequences was not finite"),
         (event(1234, "checkpoint", checkpoint="step_00001234"), "step 1,234: saved step_00001234"),
         (event(7, "checkpoint", checkpoint="step_7", best=True), "step 7: saved step_7, the best so far"),
         (

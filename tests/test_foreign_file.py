@@ -108,7 +108,10 @@ def test_token_files(tmp_path: Path, damage: str) -> None:
     spoil(validation)
     check(lambda: open_validation(config, tmp_path), validation, words, " download or prepare it again")
     spoil(train)
-    remedy = "a dataset's folder must hold train.safetensors" if damage == "folder" else "download or prepare it again"
+    if damage == "folder":
+        words, remedy = "there is no such file", "a dataset's folder must hold train.safetensors"
+    else:
+        remedy = "download or prepare it again"
     check(lambda: open_training_data(config, tmp_path), train, words, remedy)
 
 
@@ -227,7 +230,7 @@ def test_configs(tmp_path: Path, content: str) -> None:
 
 def test_a_config_in_whose_place_is_a_folder(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").mkdir()
-    with pytest.raises(UserError, match=r"run\.yaml: there is no such file"):
+    with pytest.raises(UserError, match=r"run\.yaml: is a folder; the run comes first"):
         load_run_config(str(tmp_path / "run.yaml"))
 
 

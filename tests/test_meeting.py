@@ -45,6 +45,7 @@ def wait_for_a_node_that_hangs() -> None:
         group.first("never", lambda: None, per_node=True)
 
 
+@pytest.mark.slow
 def test_a_node_that_is_gone_is_not_waited_for_for_ever() -> None:
     """But one that is slow and alive is."""
     with pytest.raises(Exception, match=r"LostError: node 1 of the run has given no sign of life for 2 seconds"):

@@ -252,7 +252,7 @@ def test_the_number_of_validation_rows_is_recorded(workplace: Workplace, capsys:
 
 
 def test_only_one_process_writes_and_speaks(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """R57, R110: the others record the same time and nothing else."""
+    """R57, R103, R110: the others record the same time and nothing else."""
     log = log_to(path, is_main=False)
     log.steps(numbered(GOOD, NAN), 2.0)
     log.validation(2, Evaluated(1.0, 1, None), 0.5, (2, 1.0))

@@ -67,6 +67,7 @@ def test_past_the_end_the_rate_stays(total_steps: int) -> None:
 
 
 def test_r16_no_warm_up_and_down_to_0() -> None:
+    """R16: a rate is a function of the step's number, so a resumption can neither begin anew nor lag."""
     to_zero = config(peak=1.0, warmup_percent=0, final_fraction=0)
     rates = [learning_rate_at(step, to_zero, 10) for step in range(10)]
     expected = [1.0, 0.9755, 0.9045, 0.7939, 0.6545, 0.5, 0.3455, 0.2061, 0.0955, 0.0245]

@@ -18,6 +18,7 @@ from model.gpt import build_gpt
 from training.checkpoint import take_snapshot, write_checkpoint
 from training.config import Batch, CosineSchedule, Optimizer, Precision
 from training.distributed import Group
+from training.optimizer import learning_rate_at
 from training.restore import load_optimizer, load_weights, read_state
 from training.step import Trainer
 from training.step_records import StepRecord
@@ -92,6 +93,8 @@ def broken_off(group: Group, folder: Path, reproducibility: str) -> tuple[list[S
     state = replace(state_at(BREAK, SMALL), scaler=trainer.scaler.state_dict())
     saved = write_checkpoint(folder, take_snapshot(trainer.module.model, trainer.optimizer, state))
     expected = train_on(group, trainer)
+    rates = [learning_rate_at(step, trainer.config, END) for step in range(BREAK, END)]
+    assert [record.learning_rate for record in expected] == rates
 
     again = build_scaled(group, reproducibility, overflows=0)
     load_weights(saved, again.module.model)
@@ -108,7 +111,10 @@ def broken_off(group: Group, folder: Path, reproducibility: str) -> tuple[list[S
 
 @pytest.mark.parametrize("reproducibility", ["rounding", "bitwise"])
 def test_g45_the_loss_scale_and_its_growth_counter_survive_a_resume(tmp_path: Path, reproducibility: str) -> None:
-    """Eight overflows, 65536 / 2**8 = 256, and five good steps; then no overflow, and the losses of no break."""
+    """R14, R112: eight overflows, 65536 / 2**8 = 256, and five good steps; then none, and the losses of no break.
+
+    The schedule counts skipped updates too: before and after the break a step's learning rate is that of its number.
+    """
     expected, found, same_weights = on_ranks(1, broken_off, tmp_path, reproducibility)[0]
     assert found == expected
     assert same_weights

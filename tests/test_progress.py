@@ -20,7 +20,7 @@ from training.progress import Progress
 pace = Pace(33165, 617, 617)
 progress = Progress(pace)
 progress.start(32000, (31863, 3.538161))
-pace.paused("evaluation", 2000.0)
+pace.evaluated(2000.0)
 pace.trained(1, 4.5)
 progress.show(32001, 10.991234, 1285044.0)
 progress.validation(32084, 10.6, 19660800, (31863, 3.538161))

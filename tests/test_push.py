@@ -221,6 +221,7 @@ def local_push(tmp_path: Path, **options: Any) -> Push:
     return Push(save(run, 4, config=config.model), config, NAME, tmp_path, **options)
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_run_is_built_among_the_runs_own_files(tmp_path: Path) -> None:
     push = local_push(tmp_path)
     for _ in range(2):  # in place of an earlier one, too

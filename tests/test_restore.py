@@ -24,6 +24,7 @@ from training.restore import load_model, load_optimizer, load_weights, read_stat
 
 
 def test_the_training_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    """R22: and it holds no state of a random generator, which would be one of a device."""
     state = dataclasses.replace(
         state_at(7),
         seconds=0.1 + 0.2,
@@ -38,6 +39,8 @@ def test_the_training_state_comes_back_as_it_was(tmp_path: Path) -> None:
     assert read == state
     written = json.loads((tmp_path / "step_00000007" / "state.json").read_text())
     assert written.pop("evaluation_due") is False
+    counters = {"step", "tokens", "seconds", "nonfinite_in_a_row", "best_loss", "best_step"}
+    assert written.keys() == counters | {"scaler", "data", "config"}
     (tmp_path / "state.json").write_text(json.dumps(written))
     assert read_state(tmp_path) == state, "of before there was an evaluation_due"
     assert read.scaler is not None
@@ -259,6 +262,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
 def test_the_next_update_is_equal_to_the_last_bit(tmp_path: Path, device: str, fused: bool) -> None:
+    """R22, R25: on a GPU too, each value on the device that it was on, through the memory of the machine."""
     model = build_gpt(TINY, seed=4).to(device)
     optimizer = adamw(model, fused=fused)
     train(model, optimizer, steps=3)

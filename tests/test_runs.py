@@ -178,8 +178,11 @@ def test_resume_several_times_over_epochs(workplace: Workplace) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 2), (2, 1), (1, 3)])
 def test_resume_on_another_number_of_processes(workplace: Workplace, first: int, then: int) -> None:
-    """R38, R29: the same layout continues bit for bit, another one to rounding; no token is lost or repeated."""
-    config = workplace.write_config()
+    """R38, R29: the same layout continues bit for bit, another one to rounding; no token is lost or repeated.
+
+    R21: that is so with dropout, and where the run stops after an evaluation.
+    """
+    config = workplace.write_config(model={"dropout": 0.5}, evaluation={"every": 2})
     whole = workplace.train_on_ranks(config, first, output="whole")
     workplace.train_on_ranks(config, first, output="parts", stop_after=4)
     parts = workplace.train(config, "--resume", "latest", processes=then, output="parts")
@@ -190,7 +193,7 @@ def test_resume_on_another_number_of_processes(workplace: Workplace, first: int,
 
 
 def test_resume_of_a_finished_run_changes_nothing(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    """R27: it says so, exits 0, and no file changes."""
+    """R27, R108: it says so, exits 0, and no file changes."""
     config = workplace.write_config()
     run = workplace.train_here(config)
     before = files_of(run.folder)

@@ -120,6 +120,13 @@ def take_snapshot(
     return snapshot
 
 
+def memory_for(model: nn.Module, state: TrainingState) -> Snapshot:
+    """A snapshot to be `kept` for the first one of a model that AdamW trains: memory of the right size, filled once."""
+    weights = {name: parameter.detach() for name, parameter in bare_module(model).named_parameters()}
+    moments = {f"{kind}.{name}": weight for name, weight in weights.items() for kind in ("exp_avg", "exp_avg_sq")}
+    return Snapshot(_copies(weights, {}), _copies(moments, {}), state)
+
+
 def _copies(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
     copies = {}
     for name, tensor in tensors.items():

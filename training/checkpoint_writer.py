@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training.checkpoint import Snapshot, TrainingState, publish, take_snapshot
+from training.checkpoint import Snapshot, TrainingState, memory_for, publish, take_snapshot
 from training.errors import RunError
 from training.hub.background_upload import BackgroundUploads
 from training.metrics import RunLog
@@ -35,6 +35,14 @@ class CheckpointWriter:
     def failed(self) -> bool:
         """Whether a checkpoint could not be written, as far as that is known."""
         return self._writing is not None and self._writing.done() and self._writing.exception() is not None
+
+    def prepare(self, model: nn.Module, state: TrainingState) -> None:
+        """Gets the memory for the copies of a run that begins, in the thread: the first save need not wait for it."""
+
+        def get_memory() -> None:
+            self._kept = memory_for(model, state)
+
+        self._writing = self._thread.submit(get_memory)
 
     def take(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, upload: bool) -> None:
         """Waits until the last checkpoint is written, copies the state, and starts to write the copy.

@@ -16,7 +16,6 @@ from training.config import REPOSITORY, Data, RunConfig
 from training.distributed import Group
 from training.document_rows import AnyRows, DocumentRows
 from training.errors import UserError
-from training.foreign_file import instead
 from training.rows import Batch, Rows, TokenFile
 
 
@@ -299,5 +298,5 @@ def tokenizer_file(data: Data, datasets: Path) -> Path | None:
 def _existing(folder: Path, name: str) -> Path:
     path = folder / name
     if not path.is_file():
-        raise UserError(f"{path}: there is no such file{instead(path)}; a dataset's folder must hold {name}")
+        raise UserError(f"{path}: there is no such file; a dataset's folder must hold {name}")
     return path

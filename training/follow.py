@@ -160,13 +160,19 @@ def event_line(row: dict[str, Any]) -> str:
         "start": "started",
         "resume": f"resumed from {row.get('checkpoint')}",
         "checkpoint": f"saved {row.get('checkpoint')}{', the best so far' if row.get('best') else ''}",
-        "nonfinite": "the loss scale overflowed" if row.get("overflow") else "the gradient was not finite",
+        "nonfinite": _not_finite(row),
         "uploaded": "state uploaded",
         "upload_failed": f"upload failed: {row.get('reason')}",
     }.get(name, name)
     if name == "resume" and row.get("changed"):
         text += f", changed: {', '.join(row['changed'])}"
     return f"step {row['step']:,}: {text}"
+
+
+def _not_finite(row: dict[str, Any]) -> str:
+    if bad := row.get("bad_sequences"):
+        return f"the loss of {bad:,} sequence{'s' * (bad > 1)} was not finite"
+    return "the loss scale overflowed" if row.get("overflow") else "the gradient was not finite"
 
 
 class FollowedRun:

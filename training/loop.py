@@ -23,6 +23,8 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
         InterruptionError: on every rank, after a signal.
     """
     config = session.config
+    if session.writer is not None:
+        session.writer.prepare(session.module.model, state)
     if state.evaluation_due:
         state = catch_up(session, state, interruption)
     reader = StepReader(session.group, lambda: interruption.requested or session.cannot_save, session.data.spans)

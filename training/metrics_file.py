@@ -37,6 +37,7 @@ EVENT_FIELDS: dict[str, type] = {
     "total_steps": int,
     "parameters": int,
     "tokens_per_step": int,
+    "bad_sequences": int,
     "seconds": float,
     "layout": dict,
     "documents": dict,
