@@ -127,11 +127,13 @@ def open_together(
 ) -> Opening:
     """Decides on rank 0 how the run begins, and holds its folder until the stack ends. Collective."""
 
-    def open_folder() -> dict[str, Any]:
+    def open_folder() -> tuple[dict[str, Any], bool]:
         stack.enter_context(held(folder))
-        return asdict(open_run(folder, config, resume, overwrite))
+        return asdict(open_run(folder, config, resume, overwrite)), overwrite
 
-    opening = Opening(**group.first("open", open_folder))
+    # Also whether it overwrites: after a restart only the nodes that see the folder know that it no longer does.
+    opened, overwrite = group.first("open", open_folder)
+    opening = Opening(**opened)
     if opening.checkpoint is None and not overwrite:
         group.first("beside", lambda: refuse_to_start_beside(folder), per_node=True)
     return opening

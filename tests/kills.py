@@ -134,6 +134,13 @@ def wait_for(what: Callable[[], object], fault: str) -> None:
         time.sleep(0.02)
 
 
+def finish(place: Place, process: "subprocess.Popen[bytes]") -> None:
+    """Waits for a run's end, which must be a good one."""
+    wait_for(lambda: process.poll() is not None, "the run does not come to its end")
+    if process.returncode != 0:
+        raise Fault(f"the run has failed:\n{place.said}")
+
+
 def kill(place: Place, draw: random.Random, processes: int) -> Kill | None:
     """Goes on with a run and kills one of its processes; None if the run came to its end before."""
     before = place.newest()
@@ -154,8 +161,7 @@ def kill(place: Place, draw: random.Random, processes: int) -> Kill | None:
     victims = [process.pid, *workers]
     number = int(which * len(victims))
     if process.poll() is not None:
-        if process.returncode != 0:
-            raise Fault(f"the run has failed:\n{place.said}")
+        finish(place, process)
         return None
     os.kill(victims[number], signal.SIGKILL)
     wait_for(lambda: process.poll() is not None, "the launcher does not end")
@@ -176,15 +182,14 @@ def until_killed(place: Place, kills: int, seed: int) -> list[Kill]:
         Fault: a checkpoint was lost, a process stayed, or a run has become another one.
     """
     draw, killed = random.Random(seed), list[Kill]()
-    place.launch(1).wait(MOST_SECONDS)
+    finish(place, place.launch(1))
     expected = place.result()
     whole = place.run.rename(place.folder / "undisturbed")
     print(f"undisturbed: {STEPS} steps, weights {expected[0][:12]}, in {whole}", flush=True)
     while True:
         processes = draw.choice([1, 2, 2, 3])
         if len(killed) == kills:
-            process = place.launch(processes, "--resume", "auto")
-            wait_for(lambda: process.poll() is not None, "the run does not come to its end")  # noqa: B023
+            finish(place, place.launch(processes, "--resume", "auto"))
             done = None
         else:
             done = kill(place, draw, processes)

@@ -272,6 +272,13 @@ def test_a_superseded_checkpoint_that_is_written_again_counts(tmp_path: Path) ->
     assert (found.path.name, found.passed_over) == ("step_00000008", [])
 
 
+def test_checkpoints_of_a_past_given_up_go_with_the_next_save(tmp_path: Path) -> None:
+    """Also those before it: they would be taken for this run's at its next resumption."""
+    resumed_from_an_older_one(tmp_path)
+    publish(tmp_path, snapshot_at(10, best_step=10), keep=9)
+    assert names_in(tmp_path) == {"step_00000002", "step_00000004", "step_00000010", "latest", "best"}
+
+
 @pytest.mark.parametrize("killed_in", ["write_checkpoint", "point", "remove_newer", "retain"])
 def test_a_kill_while_publishing_leaves_the_way_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_in: str

@@ -22,6 +22,8 @@ from ranks import as_workers
 from torch.nn.parallel import DistributedDataParallel
 
 import ddp_train
+import training.checkpoint_writer
+import training.loop
 import training.session
 
 WEIGHTS = "latest/model.safetensors"
@@ -216,7 +218,8 @@ def train_where_one_is_slow(config: str, datasets: Path, output: Path) -> None:
     DistributedDataParallel.__init__ = with_check  # type: ignore[method-assign]
     slow(training.session, "provide_dataset")
     slow(ddp_train, "digests")
-    slow(ddp_train, "save")
+    slow(training.loop, "save")
+    slow(training.checkpoint_writer, "publish")
     slow(ddp_train, "finish_run")
     slow(ddp_train, "check_services", really=False)
     slow(ddp_train, "push_run", really=False)

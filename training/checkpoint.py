@@ -299,9 +299,9 @@ def number_of(folder: Path) -> int:
 
 
 def remove_newer(run_folder: Path, step: int) -> None:
-    """Deletes the checkpoints after `step` and a pointer to one of them; call it once `latest` is older."""
+    """Deletes the checkpoints after `step`, or of a past given up, and pointers to them; `latest` is none of them."""
     for folder in list_checkpoints(run_folder):
-        if number_of(folder) > step:
+        if number_of(folder) > step or (folder / SUPERSEDED).exists():
             shutil.rmtree(_set_aside(folder), ignore_errors=True)
     for link in (run_folder / "latest", run_folder / "best"):
         if link.is_symlink() and not link.exists():

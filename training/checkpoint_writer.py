@@ -5,6 +5,7 @@ Neither safetensors' writing nor hashing holds Python's lock, so that training w
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -40,7 +41,8 @@ class CheckpointWriter:
         """Gets the memory for the copies of a run that begins, in the thread: the first save need not wait for it."""
 
         def get_memory() -> None:
-            self._kept = memory_for(model, state)
+            with suppress(RuntimeError, MemoryError):  # the first save tries again, and fails where it must
+                self._kept = memory_for(model, state)
 
         self._writing = self._thread.submit(get_memory)
 

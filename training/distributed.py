@@ -102,7 +102,7 @@ class Process:
             yield group
         except BaseException as error:
             if isinstance(error, InterruptionError):
-                self._leave_after_rank_0(store)
+                self._leave_after_rank_0(group.store)
             everywhere = isinstance(error, UserError | RunError | InterruptionError)
             everywhere = everywhere and not isinstance(error, LostError | OneRankError)
             # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
@@ -121,8 +121,8 @@ class Process:
         if self.is_main:
             store.set("rank 0 leaves", "")
             return
-        with suppress(RuntimeError):  # the store has gone with rank 0
-            store.wait(["rank 0 leaves"], _AS_LONG_AS_IT_TAKES)
+        with suppress(RuntimeError, LostError):  # the store, or rank 0's machine, has gone
+            wait_for(store, "rank 0 leaves", 0)
 
     def use_reproducible_kernels(self) -> None:
         """Makes the same inputs give the same bits, for the rest of this process.
@@ -186,11 +186,10 @@ class Group:
     def process_ids(self) -> list[int]:
         """The process ids of the ranks on this node. Every rank must call this."""
         process = self.process
-        self.store.set(f"process/{process.rank}", f"{process.node} {os.getpid()}")
-        keys = [f"process/{rank}" for rank in range(process.world_size)]
+        self.store.set(f"process/{process.node}/{process.local_rank}", str(os.getpid()))
+        keys = [f"process/{process.node}/{rank}" for rank in range(process.local_world_size)]
         self.store.wait(keys, _AS_LONG_AS_IT_TAKES)
-        told = [self.store.get(key).decode().split() for key in keys]
-        return [int(process_id) for node, process_id in told if int(node) == process.node]
+        return [int(self.store.get(key)) for key in keys]
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Adds a tensor over the processes, in place. Every rank must call this."""

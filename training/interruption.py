@@ -96,6 +96,8 @@ class Interruption:
                     received = numbers.recv(1)
                     if not received:
                         return
+                    if received[0] not in SIGNALS:  # one that a library or a debugger handles
+                        continue
                     self._number = received[0]
                     if not self.requested:
                         first = time.monotonic()

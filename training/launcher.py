@@ -52,10 +52,20 @@ def leave_where_a_mistake_was_told() -> None:
 
 
 def note_mistake() -> None:
-    """Makes `leave_where_a_mistake_was_told` end what torchrun starts again, on this machine."""
+    """Makes `leave_where_a_mistake_was_told` end what torchrun starts again, on this machine.
+
+    Not where it has trained already: with the same arguments, what is in the way then may pass, as a full disk does.
+    """
+    folder = _launch_folder()
+    if folder is not None and not (folder / "begun").exists():
+        (folder / "mistake").touch()
+
+
+def note_begun() -> None:
+    """Records that this torchrun has come to train, on this machine."""
     folder = _launch_folder()
     if folder is not None:
-        (folder / "mistake").touch()
+        (folder / "begun").touch()
 
 
 def is_news(text: str) -> bool:

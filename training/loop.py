@@ -57,10 +57,7 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
 
 def catch_up(session: Session, state: TrainingState, interruption: Interruption) -> TrainingState:
     """Evaluates the step that a signal has kept from it, and saves the result. Collective."""
-    state = replace(state, evaluation_due=False)
-    if session.validation is None:
-        return state
-    state = validate(session, state, interruption)
+    state = validate(session, replace(state, evaluation_due=False), interruption)
     if state.evaluation_due:
         leave(session, state)  # as it was saved
     session.group.first(f"save {state.step}", partial(save, session, state))

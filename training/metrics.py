@@ -1,6 +1,7 @@
 """What a run records: metrics.jsonl, and what is shown of it."""
 
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class RunLog:
         """Exchanges of gradients in the last step recorded; None in the first two, while DDP forms its buckets."""
         self._recorded = 0
         self._failure: str | None = None
+        self._one_at_a_time = threading.Lock()
         self.tokens = 0
         """Input tokens since the run's beginning, over resumes."""
 
@@ -137,13 +139,14 @@ class RunLog:
         }
 
     def _write(self, line: dict[str, Any]) -> None:
-        if not self._is_main or self.failed:  # behind half a line, another could not be read
-            return
-        try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(strict_json(line) + "\n")
-        except OSError as error:
-            self._failure = (
-                f"{self._path}: step {line['step']} could not be recorded ({error}); the last checkpoint is as it was: "
-                "make room or mend the disk, then --resume latest"
-            )
+        with self._one_at_a_time:  # the loop, the checkpoints' thread and the uploads'
+            if not self._is_main or self.failed:  # behind half a line, another could not be read
+                return
+            try:
+                with self._path.open("a", encoding="utf-8") as file:
+                    file.write(strict_json(line) + "\n")
+            except OSError as error:
+                self._failure = (
+                    f"{self._path}: step {line['step']} could not be recorded ({error}); the last checkpoint is as it "
+                    "was: make room or mend the disk, then --resume latest"
+                )

@@ -17,6 +17,7 @@ from training.checkpoint import SUPERSEDED, checkpoint_name, find_checkpoint, li
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
+from training.launcher import note_begun
 from training.metrics_file import cut_back, recorded_steps
 from training.restore import read_state
 from training.yaml_reader import yaml_text
@@ -213,6 +214,7 @@ def begun_by_this_launch(folder: Path) -> bool:
 
 def note_launch(folder: Path) -> None:
     """Adds the torchrun of this node to those that have begun the run; one process of each node does this."""
+    note_begun()
     if (folder / LAUNCH).is_file() and not begun_by_this_launch(folder):
         with (folder / LAUNCH).open("a") as file:
             file.write(launch() + "\n")

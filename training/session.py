@@ -98,7 +98,7 @@ class Session:
             self.reports.close()
 
     def leave(self) -> None:
-        """The same, once a checkpoint under way is written; removes what is kept for uploads. Whatever ends the run."""
+        """The same, once a checkpoint under way is written; removes what is kept for uploads. Whatever is raised."""
         if self.writer is not None:
             self.writer.close()
         self.end()
@@ -230,7 +230,8 @@ def first_state(session: Session, opening: Opening) -> TrainingState:
         refuse_another_order(session, state)
     if session.trainer.scaler is not None and state.scaler is not None:
         session.trainer.scaler.load_state_dict(state.scaler)
-    return replace(state, config=opening.config)
+    due = state.evaluation_due and session.validation is not None
+    return replace(state, config=opening.config, evaluation_due=due)
 
 
 def refuse_another_order(session: Session, state: TrainingState) -> None:

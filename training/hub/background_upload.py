@@ -5,7 +5,6 @@ newest checkpoint that was due. Downloaded into checkpoints/<run>/, it can be re
 history has the earlier ones.
 """
 
-import contextlib
 import os
 import shutil
 import threading
@@ -128,8 +127,7 @@ class BackgroundUploads:
             self._log.say(f"step {step:,}: state uploaded to {self._to.page}")
 
     def _record(self, step: int, event: str, **values: Any) -> None:
-        with contextlib.suppress(OSError):  # training meets the disk's fault at its own next record
-            self._log.event(step, event, repository=self._to.repository, branch=BRANCH, **values)
+        self._log.event(step, event, repository=self._to.repository, branch=BRANCH, **values)
 
     def _fail(self, step: int, reason: str) -> None:
         if self._abandoned:
