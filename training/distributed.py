@@ -102,7 +102,7 @@ class Process:
             yield group
         except BaseException as error:
             if isinstance(error, InterruptionError):
-                self._leave_after_rank_0(group.store)
+                self._leave_after_rank_0(group)
             everywhere = isinstance(error, UserError | RunError | InterruptionError)
             everywhere = everywhere and not isinstance(error, LostError | OneRankError)
             # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
@@ -116,13 +116,13 @@ class Process:
             raise
         dist.destroy_process_group()
 
-    def _leave_after_rank_0(self, store: dist.Store) -> None:
+    def _leave_after_rank_0(self, group: "Group") -> None:
         """Waits until rank 0 has done all that it does at its end: torchrun ends the others when one has left."""
         if self.is_main:
-            store.set("rank 0 leaves", "")
+            group.store.set("rank 0 leaves", "")
             return
         with suppress(RuntimeError, LostError):  # the store, or rank 0's machine, has gone
-            wait_for(store, "rank 0 leaves", 0)
+            group.wait_for("rank 0 leaves", 0)
 
     def use_reproducible_kernels(self) -> None:
         """Makes the same inputs give the same bits, for the rest of this process.
@@ -170,10 +170,7 @@ class Group:
             self.store.set(f"{name}/{self.process.node if per_node else 0}", json.dumps(outcome))
         keys = [f"{name}/{node}" for node in range(self.process.nodes if per_node else 1)]
         for node, key in enumerate(keys):
-            if self.process.nodes == 1:  # torchrun sees who ends, and ends the others
-                self.store.wait([key], _AS_LONG_AS_IT_TAKES)
-            else:
-                wait_for(self.store, key, node)
+            self.wait_for(key, node)
         outcomes = [json.loads(self.store.get(key)) for key in keys]
         for outcome in outcomes:
             if "mistake" in outcome:
@@ -182,6 +179,13 @@ class Group:
                 raise RunError(outcome["failure"])
         result: Result = outcomes[self.process.node if per_node else 0]["result"]
         return result
+
+    def wait_for(self, key: str, node: int) -> None:
+        """Waits until a process of a node has set a key, as long as it takes; LostError if the node is gone."""
+        if self.process.nodes == 1:  # torchrun sees who ends, and ends the others
+            self.store.wait([key], _AS_LONG_AS_IT_TAKES)
+        else:
+            wait_for(self.store, key, node)
 
     def process_ids(self) -> list[int]:
         """The process ids of the ranks on this node. Every rank must call this."""
