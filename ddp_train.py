@@ -80,6 +80,12 @@ def main(
     microbatch: Annotated[
         int | None, typer.Option(min=1, help="Most sequences at once on this machine; the run stays the same.")
     ] = None,
+    activation_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--activation-checkpointing", help="Keep less and compute it again: less memory, more time, the same run."
+        ),
+    ] = False,
     stop_after: Annotated[
         int | None, typer.Option(min=0, help="Stop after this many steps of the run, with a checkpoint.")
     ] = None,
@@ -113,7 +119,7 @@ def main(
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
-        session = build(config, folder, datasets, microbatch, opening, group)
+        session = build(config, folder, datasets, microbatch, opening, group, activation_checkpointing)
         stack.callback(session.leave)
         state = first_state(session, opening)
         total = session.data.total_steps
