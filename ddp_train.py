@@ -43,6 +43,7 @@ from training.layout import Layout, describe, plan_layout
 from training.loop import best_of, train, with_comparable_best
 from training.memory import memory_told
 from training.metrics_file import cut_back
+from training.microbatch_search import refuse_to_search, search_max_microbatch
 from training.plan import plan_lines
 from training.run_folder import (
     METRICS,
@@ -86,6 +87,10 @@ def main(
             "--activation-checkpointing", help="Keep less and compute it again: less memory, more time, the same run."
         ),
     ] = False,
+    find_max_microbatch: Annotated[
+        bool,
+        typer.Option("--find-max-microbatch", help="Search the largest microbatch that fits, print it and stop."),
+    ] = False,
     stop_after: Annotated[
         int | None, typer.Option(min=0, help="Stop after this many steps of the run, with a checkpoint.")
     ] = None,
@@ -111,6 +116,13 @@ def main(
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
         layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
         print_plan(config, layout, datasets, process, remarks)
+        return
+    if find_max_microbatch:
+        refuse_to_search(config, process.device, microbatch)
+        with process.group() as group:
+            lines = search_max_microbatch(config, group, activation_checkpointing)
+        if process.is_main:
+            print("\n".join(lines))
         return
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
@@ -181,7 +193,8 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
             group.first("launch", lambda: note_launch(folder), per_node=True)
             session.log.start(state.step, state.seconds, state.tokens, best_of(state))
             group.first("announce", partial(announce, session, opening, state))
-            with memory_told(group.process, session.trainer.layout, session.config):
+            recomputing = session.module.model.recompute_blocks
+            with memory_told(group.process, session.trainer.layout, session.config, recomputing):
                 state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         session.log.say(nothing_left(session, opening, state))
