@@ -110,8 +110,8 @@ def test_what_does_not_fit_at_all_is_told() -> None:
     with ALONE.group() as group:
         told = search_with_limits(group, [0])
     assert told == (
-        "--find-max-microbatch: not even 1 sequence at a time fit on each of 1 GPUs; add --activation-checkpointing, which "
-        "needs less; else use a device with more memory, or a smaller model"
+        "--find-max-microbatch: not even one sequence at a time fits on every GPU; add --activation-checkpointing, "
+        "which needs less; else use a device with more memory, or a smaller model"
     )
 
 

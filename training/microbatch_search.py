@@ -77,10 +77,7 @@ def search_max_microbatch(config: RunConfig, group: Group, activation_checkpoint
         remedy = "use a device with more memory, or a smaller model"
         if not activation_checkpointing:
             remedy = f"add --activation-checkpointing, which needs less; else {remedy}"
-        raise RunError(
-            f"--find-max-microbatch: not even {sizes[0]} sequence{'s' * (sizes[0] > 1)} at a time fit on each of "
-            f"{world_size} GPUs; {remedy}"
-        )
+        raise RunError(f"--find-max-microbatch: not even one sequence at a time fits on every GPU; {remedy}")
     options = ["--activation-checkpointing"] * activation_checkpointing + [f"--microbatch {found}"]
     return [
         f"the largest microbatch that fits, with {100 * MARGIN:g} % of the memory kept free, is {found} of {sizes[-1]}",
