@@ -7,10 +7,13 @@
 The functions stand in the order in which a run goes through them.
 """
 
+import gc
+
 import training.launcher  # first: it takes down who started this process before seconds of imports
 
 if __name__ == "__main__":
     training.launcher.end_at_once_on_signals()
+    gc.disable()  # until there is something to train: what the imports make stays, and going through it takes long
 # isort: split
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -32,12 +35,6 @@ from training.distributed import Group, Process
 from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import UserError
 from training.free_space import check_free_space
-from training.hub.background_upload import BRANCH
-from training.hub.hub_access import check_destination
-from training.hub.hub_retry import to_stderr
-from training.hub.hub_upload import Destination
-from training.hub.push import REPLACE_AFTER_TRAINING, REPLACE_STATE, push_run
-from training.hub.repository_content import foreign_state
 from training.interruption import Interruption
 from training.layout import Layout, describe, plan_layout
 from training.loop import best_of, train, with_comparable_best
@@ -133,10 +130,13 @@ def main(
             group.first("services", partial(check_services, config))
         session = build(config, folder, datasets, microbatch, opening, group, activation_checkpointing)
         stack.callback(session.leave)
+        gc.enable()
         state = first_state(session, opening)
         total = session.data.total_steps
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
+            from training.hub.push import push_run
+
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
 
 
@@ -159,12 +159,20 @@ def open_together(
 
 def check_services(config: RunConfig) -> None:
     """Checks, before training: may the result be uploaded, without replacing others' files, and are trackers there?"""
-    if config.hub.repo is not None:
-        check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
-    state = Destination(config.hub.repo or "", branch=BRANCH)
+    check_installed(config.tracking)
+    if config.hub.repo is None:
+        return
+    from training.hub.background_upload import BRANCH
+    from training.hub.hub_access import check_destination
+    from training.hub.hub_retry import to_stderr
+    from training.hub.hub_upload import Destination
+    from training.hub.push import REPLACE_AFTER_TRAINING, REPLACE_STATE
+    from training.hub.repository_content import foreign_state
+
+    check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
+    state = Destination(config.hub.repo, branch=BRANCH)
     if config.hub.every and (problem := foreign_state(state, to_stderr)):
         raise UserError(f"hub.every: {config.hub.repo}: {problem}; {REPLACE_STATE}")
-    check_installed(config.tracking)
 
 
 def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
