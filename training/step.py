@@ -15,7 +15,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.profiler import record_function
 
 from model.dropout import dropout_keys
-from training.checkpoint import bare_module
 from training.config import Precision, RunConfig
 from training.data import TrainingData
 from training.distributed import Process
@@ -23,6 +22,7 @@ from training.gradients import AveragedGradients, ExactGradients
 from training.layout import Layout
 from training.loss import SequenceLoss, target_weights
 from training.optimizer import learning_rate_at
+from training.snapshot import bare_module
 
 AMP_DTYPES = {"off": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
