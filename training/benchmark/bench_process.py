@@ -265,7 +265,7 @@ def build_bench(plan: Plan, config: RunConfig, group: Group) -> Bench:
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
     optimizer, scaler = build_optimizer(model, config.optimizer), build_scaler(config.precision)
     module = SequenceLoss(model)
-    gradients = gradient_sums(module, group, config.bitwise)
+    gradients = gradient_sums(module, group, config)
     ways = [(accumulation, gradients) for accumulation in plan.accumulations]
     if not config.bitwise:  # which has no other way to add up
         ways.append((plan.accumulations[-1], cast(AveragedGradients, LocalGradients(module, group))))
