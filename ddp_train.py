@@ -22,7 +22,6 @@ import torch
 import typer
 
 from model.gpt import parameter_count
-from training.checkpoint import TrainingState
 from training.command import run_command
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
@@ -57,6 +56,7 @@ from training.run_folder import (
     saved_overrides,
 )
 from training.session import Session, build, digests, first_state
+from training.snapshot import TrainingState
 from training.tracking.trackers import check_installed
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

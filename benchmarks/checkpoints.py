@@ -17,13 +17,13 @@ from statistics import median
 import torch
 
 from model.gpt import GPTConfig, build_gpt, parameter_count
-from training.checkpoint import TrainingState
 from training.checkpoint_writer import CheckpointWriter
 from training.config import Optimizer
 from training.config_file import load_run_config
 from training.loss import SequenceLoss
 from training.metrics import RunLog
 from training.optimizer import build_optimizer
+from training.snapshot import TrainingState
 
 SECONDS_BETWEEN_SAVES = 20.0
 LEAST_STEPS = 5

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from fake_hub import FakeHub
+from hub_process import Client
 from numpy.typing import ArrayLike
 from ranks import as_workers
 from safetensors.numpy import save_file
@@ -190,6 +193,27 @@ def shared_workplace(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 def configs(tmp_path: Path) -> Configs:
     """An empty folder for YAML files."""
     return Configs(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def module_hub() -> Iterator[FakeHub]:
+    """A stand-in for the Hub, kept for a module's tests; they use `hub`."""
+    with FakeHub() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(module_hub: FakeHub) -> FakeHub:
+    """The module's Hub, empty."""
+    module_hub.reset()
+    return module_hub
+
+
+@pytest.fixture(scope="module")
+def client(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A process that uploads to the module's Hub."""
+    with Client(module_hub, tmp_path_factory.mktemp("client") / "home") as client:
+        yield client
 
 
 @pytest.fixture(scope="session")

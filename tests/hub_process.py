@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, Self
 
-from conftest import REPOSITORY
 from fake_hub import TOKEN, FakeHub
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 MODEL = "tester/model"
 PROGRAM = """
 import json, os, sys

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(REPOSITORY)]  # python starts this file by its path
 
-from training.checkpoint import find_checkpoint, number_of  # noqa: E402
+from training.checkpoint_files import find_checkpoint, number_of  # noqa: E402
 from training.errors import UserError  # noqa: E402
 from training.file_digest import file_digest  # noqa: E402
 from training.torchrun import training_command  # noqa: E402

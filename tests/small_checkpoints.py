@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from model.gpt import GPTConfig, build_gpt
-from training.checkpoint import TrainingState, take_snapshot, write_checkpoint
+from training.checkpoint import point, supersede, write_checkpoint
+from training.snapshot import TrainingState, take_snapshot
 
 TINY = GPTConfig(vocab_size=64, context_length=8, emb_dim=32, n_heads=2, n_layers=2, dropout=0.0)
 TIED = dataclasses.replace(TINY, tie_weights=True)
@@ -60,3 +62,16 @@ def set_final_norm(checkpoint: Path, value: float) -> bytes:
     manifest["model.safetensors"] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
     return content
+
+
+def names_in(run_folder: Path) -> set[str]:
+    """Everything in a folder."""
+    return set(os.listdir(run_folder))
+
+
+def resumed_from_an_older_one(run_folder: Path) -> None:
+    """Steps 2, 4, 8 and 12, resumed from 4; best is of the past that was given up."""
+    for step in (2, 4, 8, 12):
+        save(run_folder, step)
+    point(run_folder, "best", "step_00000008")
+    supersede(run_folder, "step_00000004", ["step_00000008", "step_00000012"])

@@ -17,7 +17,7 @@ from recorded_runs import event, full_run
 from small_checkpoints import save
 from small_configs import small_config
 
-from training.checkpoint import find_checkpoint
+from training.checkpoint_files import find_checkpoint
 from training.hub.background_upload import BRANCH, HELD
 from training.metrics import RunLog
 from training.metrics_file import read_metrics
@@ -79,18 +79,6 @@ class Uploader:
     def close(self, run: Path, seconds: float = 60) -> list[str]:
         """What has been said by the end."""
         return self.ask(run, None, seconds)[1].splitlines()
-
-
-@pytest.fixture(scope="module")
-def module_hub() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, found by number, and verified."""
+"""Checkpoints: whole or not there, whatever is killed; pointers and what is kept."""
 
 import dataclasses
 import itertools
@@ -10,41 +10,27 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Workplace
 from safetensors.torch import load_file
-from small_checkpoints import IDS, TINY, adamw, save, state_at, train
+from small_checkpoints import IDS, TINY, adamw, names_in, resumed_from_an_older_one, save, state_at, train
 
 from model.gpt import build_gpt
 from training import checkpoint
-from training.checkpoint import (
-    SUPERSEDED,
-    Snapshot,
+from training.checkpoint import point, publish, remove_newer, retain, write_checkpoint
+from training.checkpoint_files import (
     checkpoint_name,
     find_checkpoint,
     list_checkpoints,
     number_of,
-    point,
     problem_of,
-    publish,
-    remove_newer,
-    retain,
-    supersede,
-    take_snapshot,
-    write_checkpoint,
 )
-from training.errors import UserError
 from training.evaluation import Evaluated
 from training.restore import load_model
-
-
-def names_in(run_folder: Path) -> set[str]:
-    return set(os.listdir(run_folder))
-
+from training.snapshot import Snapshot, take_snapshot
 
 # The folder: whole or not there
 
@@ -70,19 +56,6 @@ def test_bytes_depend_on_the_weights_alone(tmp_path: Path) -> None:
     assert set(load_file(first / "model.safetensors")) == {name for name, _ in model.named_parameters()}
     train(model, adamw(model), steps=1)
     assert data != (save(tmp_path / "a", 2, model) / "model.safetensors").read_bytes()
-
-
-def test_a_snapshot_does_not_follow_the_training(tmp_path: Path) -> None:
-    model = build_gpt(TINY, seed=0)
-    optimizer = adamw(model)
-    train(model, optimizer)
-    before = model(IDS)
-    snapshot = take_snapshot(model, optimizer, state_at(2))
-    moment = snapshot.optimizer["exp_avg.head.weight"].clone()
-    train(model, optimizer)
-    folder = write_checkpoint(tmp_path, snapshot)
-    assert torch.equal(load_model(folder)(IDS), before)
-    assert torch.equal(load_file(folder / "optimizer.safetensors")["exp_avg.head.weight"], moment)
 
 
 def test_saving_again_replaces_the_folder_and_clears_dead_writes(tmp_path: Path) -> None:
@@ -212,16 +185,6 @@ def snapshot_at(step: int, best_step: int | None = None) -> Snapshot:
     return take_snapshot(model, adamw(model), dataclasses.replace(state_at(step), best_step=best_step))
 
 
-def test_names_and_numbers() -> None:
-    assert checkpoint_name(617) == "step_00000617"
-    assert checkpoint_name(1_234_567_890) == "step_1234567890"
-    assert [number_of(Path("run") / name) for name in ("step_00000617", "step_9", "step_1234567890")] == [
-        617,
-        9,
-        1_234_567_890,
-    ]
-
-
 def test_publish_moves_the_pointers_and_removes_what_is_no_longer_kept(tmp_path: Path) -> None:
     for step in (2, 4, 6):
         written = publish(tmp_path, snapshot_at(step, best_step=2), keep=2)
@@ -240,28 +203,6 @@ def test_publish_without_a_best_step_makes_no_pointer(tmp_path: Path) -> None:
     assert names_in(tmp_path) == {"step_00000004", "latest"}
     publish(tmp_path, snapshot_at(8, best_step=6), keep=1)  # its folder is gone
     assert names_in(tmp_path) == {"step_00000008", "latest"}
-
-
-def resumed_from_an_older_one(run_folder: Path) -> None:
-    """Steps 2, 4, 8 and 12, resumed from 4; best is of the past that was given up."""
-    for step in (2, 4, 8, 12):
-        save(run_folder, step)
-    point(run_folder, "best", "step_00000008")
-    supersede(run_folder, "step_00000004", ["step_00000008", "step_00000012"])
-
-
-def test_a_superseded_checkpoint_is_passed_over_but_can_be_asked_for(tmp_path: Path) -> None:
-    resumed_from_an_older_one(tmp_path)
-    reason = "superseded: the run went on from an older checkpoint"
-    found = find_checkpoint(tmp_path, "latest")
-    assert found.path.name == os.readlink(tmp_path / "latest") == "step_00000004"
-    assert found.passed_over == [("step_00000012", reason), ("step_00000008", reason)]
-    assert find_checkpoint(tmp_path, "step_00000012").path.name == "step_00000012"
-    assert problem_of(tmp_path / "step_00000012") is None, "it is whole"
-
-    supersede(tmp_path, "step_00000012", [])
-    assert not (tmp_path / "step_00000012" / SUPERSEDED).exists()
-    assert find_checkpoint(tmp_path, "latest").path.name == os.readlink(tmp_path / "latest") == "step_00000012"
 
 
 def test_a_superseded_checkpoint_that_is_written_again_counts(tmp_path: Path) -> None:
@@ -332,44 +273,7 @@ def test_a_loss_that_is_not_finite_is_never_the_best(workplace: Workplace, monke
     assert os.readlink(run.folder / "best") == "step_00000003"
 
 
-# Finding and keeping
-
-
-def test_an_incomplete_newer_folder_is_passed_over_and_named(tmp_path: Path) -> None:
-    """R01: step_12 holds the weights alone, beside a good step_8."""
-    good = save(tmp_path, 8)
-    (tmp_path / "step_12").mkdir()
-    shutil.copy(good / "model.safetensors", tmp_path / "step_12")
-    found = find_checkpoint(tmp_path, "latest")
-    assert found.path == good
-    assert found.passed_over == [
-        ("step_12", "optimizer.safetensors, state.json, manifest.json missing"),
-    ]
-    with pytest.raises(UserError, match=r"step_12: optimizer\.safetensors, .* missing; .*step_00000008"):
-        find_checkpoint(tmp_path, "step_12")
-    shutil.rmtree(good)
-    with pytest.raises(UserError, match=rf"{tmp_path}: there is no complete checkpoint; step_12: .*missing"):
-        find_checkpoint(tmp_path, "latest")
-
-
-def test_nothing_to_find(tmp_path: Path) -> None:
-    for which in ("latest", "best", "step_00000001"):
-        for run_folder in (tmp_path, tmp_path / "absent"):
-            with pytest.raises(UserError, match=str(run_folder)):
-                find_checkpoint(run_folder, which)
-
-
-def test_names_are_compared_as_numbers(tmp_path: Path) -> None:
-    """R07: steps that gain a digit, paddings of any width, and a folder that only looks like a step."""
-    good = save(tmp_path, 1)
-    for name in ("step_900", "step_1000", "step_0950", "step_final_notes"):
-        shutil.copytree(good, tmp_path / name)
-    shutil.rmtree(good)
-    (tmp_path / "step_2000").write_text("a file")
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["step_900", "step_0950", "step_1000"]
-    assert find_checkpoint(tmp_path, "latest").path.name == "step_1000"
-    retain(tmp_path, keep=2)
-    assert names_in(tmp_path) == {"step_0950", "step_1000", "step_final_notes", "step_2000"}
+# Keeping
 
 
 def test_retention_keeps_latest_and_best(tmp_path: Path) -> None:
@@ -392,64 +296,3 @@ def test_remove_newer_takes_their_pointers_along(tmp_path: Path) -> None:
     point(tmp_path, "latest", "step_00000008")
     remove_newer(tmp_path, step=8)
     assert names_in(tmp_path) == {"step_00000004", "step_00000008", "latest"}
-
-
-def test_best_is_the_pointers_target_and_must_be_good(tmp_path: Path) -> None:
-    folder = save(tmp_path, 4)
-    save(tmp_path, 8)
-    point(tmp_path, "best", folder.name)
-    assert find_checkpoint(tmp_path, "best").path == folder
-    (folder / "state.json").write_text("{}")
-    with pytest.raises(UserError, match=r"step_00000004: state\.json has 2 bytes.*step_00000008"):
-        find_checkpoint(tmp_path, "best")
-    shutil.rmtree(folder)
-    with pytest.raises(UserError, match="step_00000004: there is no such checkpoint"):
-        find_checkpoint(tmp_path, "best")
-
-
-@pytest.mark.parametrize(
-    "name", ["../other/step_00000004", "../other", "..", ".", "", "/", "step_4", ".step_00000004.partial"]
-)
-def test_a_name_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
-    save(tmp_path / "other", 4)
-    folder = save(tmp_path / "run", 4)
-    shutil.copytree(folder, folder.with_name(".step_00000004.partial"))
-    assert find_checkpoint(tmp_path / "run", "step_00000004").path == folder
-    for which in (name, str(tmp_path / "other" / "step_00000004")):
-        with pytest.raises(UserError, match=r"there is no checkpoint .* those there are: step_00000004"):
-            find_checkpoint(tmp_path / "run", which)
-
-
-# Damage
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-5])
-
-
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def flip_one_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[0] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"])
-@pytest.mark.parametrize("damage", [cut, empty, flip_one_bit, Path.unlink])
-def test_damage_is_named(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
-    save(tmp_path, 4)
-    folder = save(tmp_path, 8)
-    damage(folder / name)
-    problem = problem_of(folder)
-    assert problem is not None
-    assert problem.startswith(name)
-    found = find_checkpoint(tmp_path, "latest")
-    assert (found.path.name, found.passed_over) == ("step_00000004", [(folder.name, problem)])
-    with pytest.raises(UserError, match=name):
-        find_checkpoint(tmp_path, folder.name)
-    if name != "optimizer.safetensors":
-        with pytest.raises(UserError, match=name):
-            load_model(folder)

@@ -15,18 +15,13 @@ from small_checkpoints import IDS, TINY, adamw, state_at, train
 
 from model.gpt import build_gpt
 from training import checkpoint_writer
-from training.checkpoint import (
-    find_checkpoint,
-    list_checkpoints,
-    memory_for,
-    problem_of,
-    take_snapshot,
-    write_checkpoint,
-)
+from training.checkpoint import write_checkpoint
+from training.checkpoint_files import find_checkpoint, list_checkpoints, problem_of
 from training.checkpoint_writer import CheckpointWriter
 from training.errors import RunError
 from training.metrics import RunLog
 from training.restore import load_model
+from training.snapshot import memory_for, take_snapshot
 
 
 class SpokenLog(RunLog):

@@ -24,13 +24,15 @@ from torch import Tensor
 
 import ddp_train
 from model.gpt import build_gpt
-from training.checkpoint import find_checkpoint, take_snapshot, write_checkpoint
+from training.checkpoint import write_checkpoint
+from training.checkpoint_files import find_checkpoint
 from training.command import run_command
 from training.config_file import load_run_config
 from training.data import open_training_data, open_validation
 from training.errors import UserError
 from training.foreign_file import instead
 from training.restore import load_model, load_optimizer, load_weights, read_state
+from training.snapshot import take_snapshot
 from training.tokenizer import end_of_text_id, load_tokenizer, train_tokenizer
 
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"

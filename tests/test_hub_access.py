@@ -17,18 +17,6 @@ def module_hub() -> Iterator[FakeHub]:
         yield hub
 
 
-@pytest.fixture(scope="module")
-def client(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with Client(module_hub, tmp_path_factory.mktemp("client") / "home") as client:
-        yield client
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
-
-
 @pytest.mark.parametrize("repository", ["tester/model", "lab/model"])
 def test_a_token_that_may_write_passes(hub: FakeHub, client: Client, repository: str) -> None:
     assert client.ask(check=repository) == {"checked": None, "said": []}

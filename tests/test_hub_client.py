@@ -113,18 +113,6 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def module_hub() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
-
-
-@pytest.fixture(scope="module")
 def client(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with Client(module_hub, tmp_path_factory.mktemp("client") / "home") as client:
         yield client

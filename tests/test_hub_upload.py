@@ -21,18 +21,6 @@ def module_hub(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
         yield hub
 
 
-@pytest.fixture(scope="module")
-def client(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with Client(module_hub, tmp_path_factory.mktemp("client") / "home") as client:
-        yield client
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return write(tmp_path / "folder")

@@ -23,7 +23,7 @@ from ranks import started
 from test_runs import running_workers, without_times
 
 import ddp_train
-from training.checkpoint import find_checkpoint
+from training.checkpoint_files import find_checkpoint
 from training.command import run_command
 from training.restore import read_state
 

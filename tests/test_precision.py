@@ -15,11 +15,12 @@ from ranks import on_ranks
 from small_checkpoints import state_at
 
 from model.gpt import build_gpt
-from training.checkpoint import take_snapshot, write_checkpoint
+from training.checkpoint import write_checkpoint
 from training.config import Batch, CosineSchedule, Optimizer, Precision
 from training.distributed import Group
 from training.optimizer import learning_rate_at
 from training.restore import load_optimizer, load_weights, read_state
+from training.snapshot import take_snapshot
 from training.step import Trainer
 from training.step_records import StepRecord
 

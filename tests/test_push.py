@@ -41,18 +41,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 @pytest.fixture(scope="module")
-def module_hub() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
-
-
-@pytest.fixture(scope="module")
 def worker(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     with Worker(module_hub.environment(tmp_path_factory.mktemp("worker"))) as worker:
         yield worker

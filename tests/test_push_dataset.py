@@ -25,18 +25,6 @@ FILES = ["README.md", "dataset.json", "tokenizer.json", "train.safetensors", "va
 
 
 @pytest.fixture(scope="module")
-def module_hub() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        yield hub
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
-
-
-@pytest.fixture(scope="module")
 def worker(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     with Worker(module_hub.environment(tmp_path_factory.mktemp("home"))) as worker:
         yield worker

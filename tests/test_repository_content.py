@@ -1,6 +1,5 @@
 """What an upload would take from its owner: on the Hub, on the branch of a state, and in the folder of a push."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,24 +12,6 @@ from training.hub.repository_content import refuse_what_was_added
 
 FILES = {"config.json": b"{}", "merges.txt": b"ours", "model.safetensors": b"weights"}
 OWNERS = {"adapter_model.safetensors": b"", "pytorch_model_notes/readme.txt": b"", "mine.txt": b"", "vocab.json": b""}
-
-
-@pytest.fixture(scope="module")
-def module_hub() -> Iterator[FakeHub]:
-    with FakeHub() as hub:
-        yield hub
-
-
-@pytest.fixture(scope="module")
-def client(module_hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    with Client(module_hub, tmp_path_factory.mktemp("client") / "home") as client:
-        yield client
-
-
-@pytest.fixture
-def hub(module_hub: FakeHub) -> FakeHub:
-    module_hub.reset()
-    return module_hub
 
 
 @pytest.fixture

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT, GPTConfig, build_gpt
-from training.checkpoint import Snapshot, bare_module, take_snapshot, write_checkpoint
+from training.checkpoint import write_checkpoint
 from training.errors import UserError
 from training.restore import load_model, load_optimizer, load_weights, read_state
+from training.snapshot import Snapshot, bare_module, take_snapshot
 
 # The state
 

@@ -16,7 +16,8 @@ from small_configs import small_config
 
 from model.gpt import build_gpt
 from training import run_folder
-from training.checkpoint import SUPERSEDED, point, publish, take_snapshot, write_checkpoint
+from training.checkpoint import point, publish, write_checkpoint
+from training.checkpoint_files import SUPERSEDED
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
@@ -36,6 +37,7 @@ from training.run_folder import (
     refuse_to_start_beside,
     saved_overrides,
 )
+from training.snapshot import take_snapshot
 from training.yaml_reader import read_yaml
 
 

@@ -10,10 +10,11 @@ from small_exports import PADDED, SHAPE, TOKENS, noisy_model, run_config, write_
 from tokenizers import Tokenizer
 
 from model.gpt import GPT, GPTConfig
-from training.checkpoint import take_snapshot, write_checkpoint
+from training.checkpoint import write_checkpoint
 from training.config import config_mapping
 from training.errors import UserError
 from training.sampling import Draw, Writer, continue_text, sample_checkpoints, write
+from training.snapshot import take_snapshot
 from training.tokenizer import END_OF_TEXT, decode_known, load_tokenizer, train_tokenizer
 
 PROMPT = "Every effort"

@@ -1,4 +1,4 @@
-"""Checkpoints: what is saved, how it becomes visible only when whole, how it is found and verified.
+"""Checkpoints: how they are written, become visible only when whole, and are removed.
 
     checkpoints/<run>/step_00000617/   the state after 617 updates
         model.safetensors              parameters by name; the bytes depend on the weights alone
@@ -8,12 +8,11 @@
     checkpoints/<run>/{latest,best}    relative symbolic links
 
 One process writes, one checkpoint at a time (training/checkpoint_writer.py says when). Nothing is ever pickled or
-unpickled. training/restore.py loads them.
+unpickled. training/checkpoint_files.py finds them, training/restore.py loads them.
 """
 
 import ctypes
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -21,130 +20,26 @@ import shutil
 import sys
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from pydantic import ConfigDict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from training.errors import UserError
+from training.checkpoint_files import (
+    CONTENTS,
+    MANIFEST,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    SUPERSEDED,
+    checkpoint_name,
+    list_checkpoints,
+    number_of,
+)
 from training.file_digest import file_digest
-
-MODEL = "model.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-STATE = "state.json"
-MANIFEST = "manifest.json"
-SUPERSEDED = "superseded"
-CONTENTS = (MODEL, OPTIMIZER, STATE)
-FOR_THE_MODEL = (MODEL, STATE)
-"""What is needed to use a model, not to train it further."""
-
-
-@dataclass(frozen=True)
-class TrainingState:
-    """What of a run is neither a weight nor optimizer state: strict JSON."""
-
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
-
-    step: int  # updates done, skipped ones included
-    tokens: int  # trained on since the run's beginning
-    seconds: float  # of training since the run's beginning, over resumes
-    nonfinite_in_a_row: int  # skipped updates directly before this checkpoint
-    best_loss: float | None  # lowest validation loss so far, nats per token
-    best_step: int | None
-    scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
-    data: str  # fingerprint of the training file
-    config: dict[str, Any]  # the run's resolved config
-    evaluation_due: bool = False  # whether a signal has kept this step from being evaluated
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A checkpoint in CPU memory, apart from the model: training may go on while it is written."""
-
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    state: TrainingState
-
-
-@dataclass(frozen=True)
-class Found:
-    """A verified checkpoint, and the (name, reason) of newer ones that were passed over."""
-
-    path: Path
-    passed_over: list[tuple[str, str]]
-
-
-def bare_module(module: nn.Module) -> nn.Module:
-    """Returns the module inside DistributedDataParallel and torch.compile wrappers, nested in any order."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)  # torch.compile's; its class is private
-        if isinstance(module, DistributedDataParallel):
-            inner = module.module
-        if inner is None:
-            return module
-        module = inner
-
-
-def take_snapshot(
-    model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainingState, kept: Snapshot | None = None
-) -> Snapshot:
-    """Copies parameters and optimizer state to the CPU: the only copy that saving makes.
-
-    A tied pair is one parameter, under the name that was registered first. Buffers are not saved.
-
-    Args:
-        model: wrapped or not.
-        optimizer: of the model.
-        state: the counters that belong to it.
-        kept: an earlier one, whose memory is used again and whose values are lost: fresh memory takes longer to get
-            than to fill.
-    """
-    names: dict[Tensor, str] = {value: name for name, value in bare_module(model).named_parameters()}
-    values: dict[str, Tensor] = {}
-    for parameter, parameter_state in optimizer.state.items():
-        for kind, value in parameter_state.items():
-            assert isinstance(value, Tensor), f"optimizer state {kind} is a {type(value)}, not a tensor"
-            values[f"{kind}.{names[parameter]}"] = value
-    weights = {name: parameter.detach() for parameter, name in names.items()}
-    snapshot = Snapshot(
-        _copies(weights, kept.weights if kept else {}), _copies(values, kept.optimizer if kept else {}), state
-    )
-    if any(weight.device.type == "cuda" for weight in weights.values()):
-        torch.cuda.synchronize()  # once, for all the copies under way
-    return snapshot
-
-
-def memory_for(model: nn.Module, state: TrainingState) -> Snapshot:
-    """A snapshot to be `kept` for the first one of a model that AdamW trains: memory of the right size, filled once."""
-    weights = {name: parameter.detach() for name, parameter in bare_module(model).named_parameters()}
-    moments = {f"{kind}.{name}": weight for name, weight in weights.items() for kind in ("exp_avg", "exp_avg_sq")}
-    return Snapshot(_copies(weights, {}), _copies(moments, {}), state)
-
-
-def _copies(tensors: dict[str, Tensor], kept: dict[str, Tensor]) -> dict[str, Tensor]:
-    copies = {}
-    for name, tensor in tensors.items():
-        from_gpu = tensor.device.type == "cuda"
-        # Pinned memory is what a GPU copies into at full speed, and without being waited for.
-        copy = kept[name] if name in kept else torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=from_gpu)
-        copies[name] = copy.copy_(tensor, non_blocking=from_gpu)
-    return copies
-
-
-def weights_digest(model: nn.Module) -> str:
-    """The sha256 of all weights, by name: shows whether two runs, or two machines, begin with the same bits."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(bare_module(model).named_parameters()):
-        digest.update(name.encode())
-        content = parameter.detach().cpu().contiguous()
-        digest.update(content.view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+from training.snapshot import Snapshot
 
 
 def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
@@ -280,24 +175,6 @@ def supersede(run_folder: Path, resumed: str, newer: Collection[str]) -> None:
         best.unlink()
 
 
-def checkpoint_name(step: int) -> str:
-    """The folder of the state after `step` updates."""
-    return f"step_{step:08d}"
-
-
-def list_checkpoints(run_folder: Path) -> list[Path]:
-    """Returns the folders named step_<number>, complete or not, in the order of their numbers."""
-    if not run_folder.is_dir():
-        return []
-    folders = [path for path in run_folder.iterdir() if re.fullmatch("step_[0-9]+", path.name)]
-    return sorted((path for path in folders if path.is_dir()), key=lambda path: (number_of(path), path.name))
-
-
-def number_of(folder: Path) -> int:
-    """The step of a checkpoint's folder, by its name."""
-    return int(folder.name.removeprefix("step_"))
-
-
 def remove_newer(run_folder: Path, step: int) -> None:
     """Deletes the checkpoints after `step`, or of a past given up, and pointers to them; `latest` is none of them."""
     for folder in list_checkpoints(run_folder):
@@ -316,61 +193,3 @@ def retain(run_folder: Path, keep: int) -> None:
     for folder in list_checkpoints(run_folder)[:-keep]:
         if folder.name not in kept:
             shutil.rmtree(_set_aside(folder), ignore_errors=True)
-
-
-def problem_of(folder: Path, names: tuple[str, ...] = CONTENTS) -> str | None:
-    """Verifies files of a checkpoint by size and sha256: None, or which file is wrong and how."""
-    try:
-        missing = [name for name in (*names, MANIFEST) if not (folder / name).is_file()]
-        if missing:
-            return f"{', '.join(missing)} missing"
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        for name in names:
-            size, written = (folder / name).stat().st_size, manifest[name]["size"]
-            if size != written:
-                return f"{name} has {size} bytes, {MANIFEST} says {written}"
-            if file_digest(folder / name) != manifest[name]["sha256"]:
-                return f"{name} is damaged: its sha256 is not the one in {MANIFEST}"
-    except OSError as error:
-        return f"cannot be read ({error})"
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return f"{MANIFEST} is damaged: it does not give the size and sha256 of each file"
-    return None
-
-
-def find_checkpoint(run_folder: Path, which: str, names: tuple[str, ...] = CONTENTS) -> Found:
-    """Finds a checkpoint whose files are there and unchanged.
-
-    Args:
-        run_folder: checkpoints/<run>.
-        which: "latest" (the newest good one), "best" or a checkpoint's name.
-        names: the files that are needed.
-
-    Raises:
-        UserError: there is none, or the one asked for is damaged.
-    """
-    checkpoints = list_checkpoints(run_folder)
-    if which == "latest":
-        return _newest_good(run_folder, checkpoints, names)
-    remedy = f"those there are: {', '.join(path.name for path in checkpoints) or 'none'}"
-    folder = run_folder / which
-    if which == "best" and folder.is_symlink():
-        folder = run_folder / os.readlink(folder)
-    elif which != "best" and folder not in checkpoints:  # which also keeps `which` inside run_folder
-        raise UserError(f"{run_folder}: there is no checkpoint {which!r}; {remedy}")
-    problem = problem_of(folder, names) if folder.is_dir() else "there is no such checkpoint"
-    if problem:
-        raise UserError(f"{folder}: {problem}; {remedy}")
-    return Found(folder, [])
-
-
-def _newest_good(run_folder: Path, checkpoints: list[Path], names: tuple[str, ...]) -> Found:
-    passed_over: list[tuple[str, str]] = []
-    for folder in reversed(checkpoints):
-        superseded = "superseded: the run went on from an older checkpoint"
-        problem = superseded if (folder / SUPERSEDED).exists() else problem_of(folder, names)
-        if problem is None:
-            return Found(folder, passed_over)
-        passed_over.append((folder.name, problem))
-    reasons = "".join(f"; {name}: {problem}" for name, problem in passed_over)
-    raise UserError(f"{run_folder}: there is no complete checkpoint{reasons}")

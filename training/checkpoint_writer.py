@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from training.checkpoint import Snapshot, TrainingState, memory_for, publish, take_snapshot
+from training.checkpoint import publish
 from training.errors import RunError
 from training.hub.background_upload import BackgroundUploads
 from training.metrics import RunLog
+from training.snapshot import Snapshot, TrainingState, memory_for, take_snapshot
 
 SECONDS_BEFORE_RETRY = 1.0
 

@@ -8,7 +8,6 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from model.gpt import GPT
-from training.checkpoint import TrainingState
 from training.document_rows import AnyRows
 from training.errors import one_line
 from training.loss import IGNORED
@@ -16,6 +15,7 @@ from training.metrics import RunLog
 from training.metrics_file import read_metrics
 from training.report import summary_lines, write_report
 from training.sampling import Draw, continue_text
+from training.snapshot import TrainingState
 from training.tokenizer import decode_known, end_of_text_id
 
 Result = TypeVar("Result")

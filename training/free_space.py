@@ -5,10 +5,12 @@ from itertools import islice
 from pathlib import Path
 
 from model.gpt import parameter_count
-from training.checkpoint import TrainingState, list_checkpoints, remove_dead_writes
+from training.checkpoint import remove_dead_writes
+from training.checkpoint_files import list_checkpoints
 from training.config import RunConfig
 from training.errors import UserError
 from training.run_folder import Opening
+from training.snapshot import TrainingState
 
 BYTES_PER_PARAMETER = 12
 """Of a checkpoint: a weight and AdamW's two moments, in float32."""

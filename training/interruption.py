@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from training.distributed import Group
 from training.errors import InterruptionError
+from training.left_behind import is_running
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 SECONDS_OF_THE_SAME = 2.0
@@ -107,13 +108,5 @@ class Interruption:
                         os._exit(128 + self._number)
                 except TimeoutError:
                     pass
-                if not self._is_saving and not all(map(_is_running, self._siblings)):
+                if not self._is_saving and not all(map(is_running, self._siblings)):
                     os._exit(1)
-
-
-def _is_running(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    return True

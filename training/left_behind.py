@@ -45,7 +45,7 @@ def is_left_behind(path: Path, process_id: str) -> bool:
     The process must be gone and have been silent for an hour: containers may share a host's name and a folder, but do
     not see each other's processes.
     """
-    return not _is_running(process_id) and time.time() - _last_written(path) > SECONDS_OF_SILENCE
+    return not is_running(process_id) and time.time() - _last_written(path) > SECONDS_OF_SILENCE
 
 
 def _last_written(path: Path) -> float:
@@ -57,7 +57,8 @@ def _last_written(path: Path) -> float:
     return latest
 
 
-def _is_running(process_id: str) -> bool:
+def is_running(process_id: str | int) -> bool:
+    """Whether a process of this machine is there; also where it cannot be known."""
     try:
         os.kill(int(process_id), 0)  # signal 0 only asks
     except ProcessLookupError:

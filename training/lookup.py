@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from training import lock
-from training.checkpoint import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
+from training.checkpoint_files import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
 from training.data import tokenizer_file

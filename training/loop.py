@@ -7,12 +7,12 @@ from functools import partial
 from typing import Never
 
 from training.changes import Changed, changes_validation
-from training.checkpoint import TrainingState
 from training.errors import InterruptionError, RunError
 from training.evaluation import BrokenOffError, Evaluated, evaluate
 from training.interruption import Interruption
 from training.progress import Best
 from training.session import Session
+from training.snapshot import TrainingState
 from training.step_records import MOST_NONFINITE_IN_A_ROW, StepReader, StepRecord, nonfinite_in_a_row
 
 

@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig, build_gpt
-from training.checkpoint import FOR_THE_MODEL, MODEL, OPTIMIZER, STATE, TrainingState, bare_module, problem_of
+from training.checkpoint_files import FOR_THE_MODEL, MODEL, OPTIMIZER, STATE, problem_of
 from training.distributed import Group
 from training.errors import UserError
 from training.foreign_file import instead
+from training.snapshot import TrainingState, bare_module
 
 # Which config key a saved shape contradicts, by parameter and axis.
 KEY_OF_AXIS = {

@@ -13,7 +13,8 @@ from typing import Any
 
 from training import lock
 from training.changes import Changed, change_lines, compare_configs, refuse_changes
-from training.checkpoint import SUPERSEDED, checkpoint_name, find_checkpoint, list_checkpoints, number_of, supersede
+from training.checkpoint import supersede
+from training.checkpoint_files import SUPERSEDED, checkpoint_name, find_checkpoint, list_checkpoints, number_of
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError

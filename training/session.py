@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from model.gpt import build_gpt
 from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
-from training.checkpoint import FOR_THE_MODEL, TrainingState, list_checkpoints, problem_of, weights_digest
+from training.checkpoint_files import FOR_THE_MODEL, list_checkpoints, problem_of
 from training.checkpoint_writer import CheckpointWriter
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_from_mapping
@@ -38,6 +38,7 @@ from training.metrics_file import first_value
 from training.optimizer import build_optimizer
 from training.restore import broadcast_optimizer, load_optimizer, load_weights
 from training.run_folder import METRICS, Opening
+from training.snapshot import TrainingState, weights_digest
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
 from training.tracking.trackers import Trackers

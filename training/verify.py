@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from training.checkpoint import MANIFEST, MODEL
+from training.checkpoint_files import MANIFEST, MODEL
 from training.config import RunConfig
 from training.errors import RunError, UserError
 from training.layout import plan_layout

@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from model.gpt import GPTConfig, parameter_count
-from training.checkpoint import Snapshot, TrainingState, point, write_checkpoint
+from training.checkpoint import point, write_checkpoint
 from training.config import NAME_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_check import config_from_mapping
 from training.config_file import load_run_config
@@ -23,6 +23,7 @@ from training.file_digest import file_digest
 from training.hub.hub_client import download_model
 from training.preparation.dataset_files import staged_folder
 from training.run_folder import CONFIG, METRICS
+from training.snapshot import Snapshot, TrainingState
 from training.tokenizer import load_tokenizer
 from training.yaml_reader import yaml_text
 

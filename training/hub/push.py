@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from training import lock
 from training.charts import draw_charts
-from training.checkpoint import FOR_THE_MODEL, checkpoint_name, find_checkpoint
+from training.checkpoint_files import FOR_THE_MODEL, checkpoint_name, find_checkpoint
 from training.config import LICENCE_PATTERN, REPOSITORY, RunConfig, config_mapping, repository_problem
 from training.config_file import INTERVENTIONS
 from training.data import tokenizer_file

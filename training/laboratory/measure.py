@@ -42,8 +42,8 @@ def _is_unmeasured(result: RunResult) -> bool:
 
 
 def _measure(name: str, result: RunResult, datasets: Path) -> None:
-    from training.checkpoint import checkpoint_name
     from training.checkpoint_evaluation import evaluate_checkpoint
+    from training.checkpoint_files import checkpoint_name
     from training.data import open_validation
     from training.digests import validation_digest
     from training.file_digest import file_digest

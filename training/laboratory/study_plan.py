@@ -11,7 +11,7 @@ from pathlib import Path
 
 from model.gpt import flops_per_token, parameter_count
 from training.changes import compare_configs, shown
-from training.checkpoint import list_checkpoints, number_of
+from training.checkpoint_files import list_checkpoints, number_of
 from training.config import RunConfig
 from training.config_check import config_from_mapping
 from training.free_space import BYTES_PER_PARAMETER, size_in_words

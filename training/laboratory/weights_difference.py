@@ -96,7 +96,7 @@ def weights_file(name: str, checkpoints: Path) -> Path:
     Raises:
         UserError: there is none.
     """
-    from training.checkpoint import MODEL
+    from training.checkpoint_files import MODEL
     from training.lookup import find_model
 
     if name.endswith(".safetensors"):
