@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from training.loss import HeadLoss
+from training.loss import head_loss
 
 TYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 
@@ -33,8 +33,7 @@ def plain(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, dtype:
 
 def own(hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, dtype: torch.dtype) -> None:
     """The head of training."""
-    loss: Tensor = HeadLoss.apply(hidden, head, targets, weights, dtype)[0]
-    loss.backward()
+    head_loss(hidden, head, targets, weights, dtype)[0].backward()
 
 
 def measure(variant: str, tokens: int, width: int, vocabulary: int, dtype: str) -> None:

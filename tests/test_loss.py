@@ -15,7 +15,7 @@ from torch import Tensor
 from model.dropout import dropout_keys
 from model.gpt import GPTConfig, build_gpt
 from training import loss as loss_module
-from training.loss import IGNORED, Reduction, SequenceLoss, target_weights
+from training.loss import IGNORED, Reduction, SequenceLoss, head_loss, target_weights
 
 # (sum of the token losses, targets) of each microbatch of one sequence; right; the mean of the microbatches' means
 EXAMPLES: dict[str, tuple[list[tuple[float, int]], float, float]] = {
@@ -205,8 +205,7 @@ def test_the_gradient_of_the_head_by_differences() -> None:
     targets, weights = torch.tensor([0, 6, IGNORED, 3, 3]), torch.tensor([0.5, 2.0, 1.0, 0.0, 1.0]).double()
 
     def thrice(hidden: Tensor, head: Tensor) -> Tensor:
-        weighted: Tensor = loss_module.HeadLoss.apply(hidden, head, targets, weights, torch.float64)[0]
-        return 3 * weighted
+        return 3 * head_loss(hidden, head, targets, weights, torch.float64)[0]
 
     assert torch.autograd.gradcheck(thrice, (hidden.requires_grad_(), head.requires_grad_()), atol=1e-9)
 
@@ -235,7 +234,7 @@ def test_small_gradients_of_fp16_do_not_vanish_if_the_scale_is_in_the_weights() 
     targets, weights = torch.arange(4), torch.full((4,), 1e-7)
     found = []
     for scale in (1, 2**16):
-        loss = loss_module.HeadLoss.apply(hidden, head, targets, scale * weights, torch.float16)[0]
+        loss = head_loss(hidden, head, targets, scale * weights, torch.float16)[0]
         found.append(torch.autograd.grad(loss, head)[0].double() / scale)
     slopes = (torch.full((4, 300), 1 / 300) - F.one_hot(targets, 300)).double() * 1e-7
     expected = slopes.T @ hidden.detach().double()

@@ -80,17 +80,34 @@ class SequenceLoss(nn.Module):
         if weights is None:
             weights = torch.ones(len(targets), device=targets.device)
         weights = weights.to(_exact(dtype)).unsqueeze(1).expand(targets.shape).flatten()  # (B*T,)
-        if torch.is_grad_enabled():
-            apply: Callable[..., tuple[Tensor, Tensor]] = HeadLoss.apply  # typed in some versions of torch only
-            weighted, losses = apply(hidden, head, targets.flatten(), weights, dtype)
-        else:
-            losses = _losses(hidden, head, targets.flatten(), dtype, None)
-            weighted = weights @ losses
+        weighted, losses = head_loss(hidden, head, targets.flatten(), weights, dtype)
         return weighted, losses.view(targets.shape).sum(dim=1)
 
 
-class HeadLoss(torch.autograd.Function):
-    """The sum of the weighted token losses, (), and the losses, (B*T,), of the hidden states and the head.
+def head_loss(
+    hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Applies the head to some positions at a time.
+
+    Args:
+        hidden: (N, E).
+        head: (V, E).
+        targets: (N,) int64, or IGNORED.
+        weights: of the targets; (N,), in float32 at least.
+        dtype: in which products are taken; what follows from the logits is float32 at least.
+
+    Returns:
+        The sum of the weighted losses, (), and the losses, (N,), 0 where a target is IGNORED and without a gradient.
+    """
+    if torch.is_grad_enabled():
+        apply: Callable[..., tuple[Tensor, Tensor]] = _HeadLoss.apply  # typed in some versions of torch only
+        return apply(hidden, head, targets, weights, dtype)
+    losses = _losses(hidden, head, targets, dtype, None)
+    return weights @ losses, losses
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The same as a function of autograd's.
 
     What the losses weigh is known, so the gradient is formed in the forward, while a chunk's logits are there: they
     are computed once and never held all at once.
@@ -127,18 +144,7 @@ class _Gradients:
 
 
 def _losses(hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, gradients: _Gradients | None) -> Tensor:
-    """Token losses, some positions at a time, and their gradient where it is wanted.
-
-    Args:
-        hidden: (N, E).
-        head: (V, E).
-        targets: (N,) int64.
-        dtype: in which products are taken; what follows from the logits is float32 at least.
-        gradients: to write to.
-
-    Returns:
-        (N,), 0 where a target is IGNORED.
-    """
+    """The losses, and where it is wanted, their gradient: written to what is given for it."""
     losses, size = [], CHUNK_ROWS[hidden.device.type]
     with torch.autocast(hidden.device.type, enabled=False):
         head = head.to(dtype)
