@@ -40,7 +40,7 @@ def test_the_check_goes_through_a_large_file_in_pieces(tmp_path: Path) -> None:
         assert file.first_bad_token(0, file.length, 12_346) is None
 
 
-def test_of_a_long_range_pieces_are_looked_at_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_range_pieces_are_looked_at_before_training() -> None:
     """The same few whatever its length, its first and its last token among them; a shorter one is looked at whole."""
     for length in (1, CHECKED_AT_ONCE, CHECKED_AT_ONCE + 1, CHECKED_WHOLE):
         pieces = checked_pieces(7, 7 + length)
@@ -63,6 +63,8 @@ def test_an_id_that_was_not_looked_at_before_ends_the_run_when_it_is_read(
     """In one sentence; the checkpoints are as they were."""
     monkeypatch.setattr(rows, "CHECKED_WHOLE", 4000)
     monkeypatch.setattr(rows, "SAMPLE_TOKENS", 16)
+    monkeypatch.setattr(digests, "WHOLE_TOKENS", 0)  # what the record of a start reads
+    monkeypatch.setattr(digests, "SAMPLES", 2)
     write_sparse(workplace.datasets / "data" / "train.safetensors", 30_000, tokens={1330: b"\x01\x01"})
     config = workplace.write_config(checkpoint={"every": 1}, evaluation={"every": None})
     told = r"train.safetensors: the id 257 at offset 1,330 is not in .* and the last checkpoint is as it was$"
