@@ -12,7 +12,7 @@ from conftest import Workplace
 from ranks import ALONE, on_ranks
 from small_configs import small_config, write_sparse
 
-from training import rows
+from training import digests, rows
 from training.config_check import config_from_mapping
 from training.data import check_vocabulary, open_training_data
 from training.digests import data_order_digest
