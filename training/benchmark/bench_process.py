@@ -142,6 +142,9 @@ class Bench:
             Measured(trainer.config.batch.accumulation, not isinstance(trainer.gradients, LocalGradients))
             for trainer in self.trainers
         ]
+        self._say("warming up")
+        for step in range(2):  # DDP forms its buckets in the first
+            self.trainers[0].step(step)
         numbers = [self._steps_at_once(trainer) for trainer in self.trainers]
         rate = self._rate()
         for number in range(rounds):
@@ -160,10 +163,7 @@ class Bench:
         ]
 
     def _steps_at_once(self, trainer: Trainer) -> int:
-        """Warms up; how many steps take as long as lies between two reads of results in a run, on every rank."""
-        self._say(f"warming up, accumulation {trainer.config.batch.accumulation}")
-        for step in range(2):  # DDP forms its buckets in the first
-            trainer.step(step)
+        """How many steps take as long as lies between two reads of results in a run; the same on every rank."""
         measured = Measured(0, False)
         self._span(trainer, 1, measured)
         return math.ceil(SECONDS_BETWEEN_READS / measured.step_seconds[0])
