@@ -260,8 +260,10 @@ def test_a_run_names_the_sequences_that_spoil_it(
     workplace.write_tokens(tokens=tokens.astype(np.uint16))
     forward = SequenceLoss.forward
 
-    def spoil(self: SequenceLoss, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
-        return forward(self, inputs, targets, keys) * torch.where((inputs == 256).any(dim=1), math.nan, 1.0)
+    def spoil(self: SequenceLoss, inputs: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        spoilt = torch.where((inputs == 256).any(dim=1), math.nan, 1.0)
+        loss, sums = forward(self, inputs, *others)
+        return loss * spoilt.sum(), sums * spoilt
 
     monkeypatch.setattr(SequenceLoss, "forward", spoil)
     config = workplace.write_config(data={"train_tokens": 4 * 512}, evaluation={"every": None})

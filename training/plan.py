@@ -59,9 +59,9 @@ def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
     Weights, gradients and AdamW's two moments in float32, in bitwise mode sums in int64 as well; activations kept for
     the backward, about 18 numbers per token and width in each block, with dropout the masks of its two branches as
     well; the attention weights of the rows that are computed at once, with dropout, which no fused kernel does for
-    us; the logits of one chunk of the head.
+    us; the logits of one chunk of the head, and the head's gradient.
     """
-    from training.loss import CHUNK_LOGITS
+    from training.loss import CHUNK_ROWS
 
     model = config.model
     tokens = microbatch * model.context_length
@@ -72,6 +72,7 @@ def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
         # In the backward: weights, mask and slopes in float32, the slopes' product, what was dropped, hashes.
         rows = min(QUERY_ROWS[device], model.context_length)
         weights = microbatch * model.n_heads * rows * model.context_length * (3 * 4 + 2 * size + 4)
-    logits = min(tokens * model.vocab_size, CHUNK_LOGITS) * 4 * 3
+    # Logits, their logarithms and slopes, and the head's gradient before it is added to the others.
+    logits = min(tokens, CHUNK_ROWS[device]) * model.vocab_size * (4 + 2 * size) + 4 * model.vocab_size * model.emb_dim
     per_parameter = 24 if config.bitwise else 16
     return per_parameter * parameter_count(model) + model.n_layers * block + weights + logits

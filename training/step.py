@@ -101,7 +101,7 @@ class Trainer:
         # A process without a sequence takes part in the exchange all the same, with one that weighs nothing.
         parts = microbatches or [range(1)]
         losses = [
-            self._backward(step, positions, weights if microbatches else 0 * weights, last=number == len(parts))
+            self._backward(step, positions, weights if microbatches else 0 * weights, loss_scale, number == len(parts))
             for number, positions in enumerate(parts, start=1)
         ]
         mine = [position for positions in microbatches for position in positions]
@@ -124,7 +124,9 @@ class Trainer:
             sequences=len(counts),
         )
 
-    def _backward(self, step: int, positions: range, weights: NDArray[np.float64], last: bool) -> Tensor:
+    def _backward(
+        self, step: int, positions: range, weights: NDArray[np.float64], loss_scale: Tensor, last: bool
+    ) -> Tensor:
         """Adds a microbatch's share to the gradients; returns the loss sums of its sequences, (B,)."""
         device = self.process.device
         with record_function("data"):
@@ -133,11 +135,12 @@ class Trainer:
             keys = self._dropout_keys(step, positions)
         with self.gradients.microbatch(last):
             with record_function("forward"), autocast(self.config.precision, device):
-                sums: Tensor = self.gradients.module(inputs, targets, keys)
+                # The scale is in the weights already, so that it is there when the head's gradient is formed.
+                found: tuple[Tensor, Tensor] = self.gradients.module(inputs, targets, keys, weight * loss_scale)
+            loss, sums = found
             with record_function("backward"):
-                loss = (sums * weight.to(sums.dtype)).sum()
-                (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-        return sums.detach()
+                loss.backward()
+        return sums
 
     def _dropout_keys(self, step: int, positions: range) -> Tensor | None:
         """What a microbatch's dropout masks follow from: its sequences' places in the run, so no state to save."""
