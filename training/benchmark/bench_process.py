@@ -7,6 +7,7 @@ multiplies large matrices before and after: what is computed is compared with wh
 A last step with each accumulation runs under a profiler, for its parts.
 """
 
+import gc
 import json
 import math
 import sys
@@ -292,6 +293,7 @@ def main(plan_file: Annotated[Path, typer.Argument()]) -> None:
     with process.group() as group:
         try:
             bench = build_bench(plan, config, group)
+            gc.freeze()  # as ddp_train.py does
             found = bench.measure(plan.rounds)
         except RuntimeError as error:
             if not is_out_of_memory(error):
