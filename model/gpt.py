@@ -10,6 +10,7 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F  # noqa: N812  (the field's name for it)
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.attention import attend
 from model.dropout import add_branch, drop, site_count
@@ -144,6 +145,8 @@ class GPT(nn.Module):
         self.head = Linear(config.emb_dim, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.token_embedding.weight
+        self.recompute_blocks = False
+        """Whether a block keeps nothing but its input, and computes the rest again in the backward: the same bits."""
 
     def forward(self, ids: Tensor, keys: Tensor | None = None) -> Tensor:
         """Predicts the next token at each position: the logits, (B, T, V); arguments and errors are those of hidden."""
@@ -171,14 +174,23 @@ class GPT(nn.Module):
         x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T) -> (B, T, E)
         if not (self.training and self.config.dropout):
             for block in self.blocks:
-                x = block(x)
+                x = self._through(block, x)
         else:
             of_embedding, *of_blocks = self._split_keys(keys, len(ids))
             x = drop(x, of_embedding, self.config.dropout)
             for block, of_block in zip(self.blocks, of_blocks, strict=True):
-                x = block(x, of_block)
+                x = self._through(block, x, of_block)
         normalised: Tensor = self.final_norm(x)
         return normalised
+
+    def _through(self, block: nn.Module, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """A block's output; see Block.forward."""
+        if self.recompute_blocks and torch.is_grad_enabled():
+            # No random state to put back: dropout masks follow from the keys.
+            output: Tensor = checkpoint(block, x, keys, use_reentrant=False, preserve_rng_state=False)
+        else:
+            output = block(x, keys)
+        return output
 
     def _split_keys(self, keys: Tensor | None, sequences: int) -> tuple[Tensor, ...]:
         """The keys of the embedding, (B, 2), and those of each block, (B, 2 + H, 2)."""

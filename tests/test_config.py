@@ -345,8 +345,8 @@ FROM_ZERO += ["checkpoint.every", "hub.every"]
 OR_ALL = ["data.train_tokens", "data.validation_tokens"]
 NUMBERS = ["optimizer.learning_rate", "optimizer.weight_decay", "optimizer.eps", "optimizer.clip_norm", "model.dropout"]
 FLAGS = ["model.qkv_bias", "model.tie_weights", "data.shuffle", "hub.private"]
-CHOICES = ["model.init", "precision.amp", "precision.matmul", "optimizer.name", "optimizer.decay", "schedule.name"]
-CHOICES += ["loss.reduction", "reproducibility"]
+CHOICES = ["model.init", "precision.amp", "precision.matmul", "precision.gradients", "optimizer.name"]
+CHOICES += ["optimizer.decay", "schedule.name", "loss.reduction", "reproducibility"]
 TEXTS = ["data.dataset", "data.revision", "data.tokenizer", "tracking.space", "hub.repo", "hub.licence", "init_from"]
 MAY_BE_NULL = {
     "evaluation.tokens",
@@ -419,6 +419,10 @@ def test_a_huge_value_is_told_in_short(configs: Configs, text: str) -> None:
         ),
         (["hub.every=10"], "hub.every: must be null without a repo to upload to"),
         (["tracking.trackers=[wandb, wandb]"], "tracking.trackers: must name each once, got wandb, wandb"),
+        (
+            ["reproducibility=bitwise", "precision.gradients=bf16"],
+            "precision.gradients: must be float32 in bitwise mode, whose exchange is of integers",
+        ),
         (["tracking.space=a/b"], "tracking.space: must be null without trackio among the trackers"),
     ],
 )

@@ -251,6 +251,7 @@ def test_the_baseline_spells_out_the_published_settings() -> None:
         "batch.accumulation": 1,
         "precision.amp": "fp16",
         "precision.matmul": "high",
+        "precision.gradients": "float32",
         "optimizer.name": "adamw",
         "optimizer.learning_rate": 4e-4,
         "optimizer.weight_decay": 0.1,
@@ -341,9 +342,10 @@ def test_every_intervention_of_the_forerunner_is_used_by_its_configs() -> None:
     assert {name for run in RUNS.values() for name in run.interventions} == tried
 
 
-def test_every_intervention_is_in_a_study() -> None:
+def test_every_intervention_that_may_help_the_loss_is_in_a_study() -> None:
     files = [yaml.safe_load(path.read_text()) for path in (REPOSITORY / "configs" / "studies").glob("*.yaml")]
-    assert {name for file in files for name in file.get("interventions", ())} == set(_interventions())
+    tried = {name for file in files for name in file.get("interventions", ())}
+    assert tried == set(_interventions()) - {"gradients-bf16"}, "which is for machines that wait for the exchange"
 
 
 @pytest.mark.parametrize("name", _interventions())

@@ -42,12 +42,13 @@ def summed(
     parts: Sequence[Tensor],
     weight_sum: float = 1.0,
     exact: bool = True,
+    in_bf16: bool = False,
     loss_scale: Tensor = ONE,
     microbatches: int = 16,
 ) -> tuple[Tensor, bool | None]:
     """The gradient of a step whose microbatches are dealt to the processes in turn, and whether it was out of range."""
     weights = Weights(len(parts[0]), parts[0].dtype)
-    gradients = (ExactGradients if exact else AveragedGradients)(weights, group)
+    gradients = ExactGradients(weights, group) if exact else AveragedGradients(weights, group, in_bf16)
     for _ in range(2):  # the second step must know nothing of the first
         gradients.begin(weight_sum, microbatches, loss_scale)
         mine = parts[group.process.rank :: group.process.world_size]
@@ -102,6 +103,16 @@ def test_a_sum_is_off_by_half_a_unit_for_each_microbatch_at_most() -> None:
 def test_both_ways_agree_but_for_rounding() -> None:
     parts = known_gradients()
     torch.testing.assert_close(alone(parts)[0], alone(parts, exact=False)[0], rtol=0, atol=1e-7)
+
+
+def test_in_bf16_the_sum_of_each_process_is_rounded_before_they_are_added() -> None:
+    """By one process too, so that it is the same run; DDP averages, and the loss is as many times as large."""
+    parts = known_gradients(4)
+    assert same_bits(alone(parts, exact=False, in_bf16=True)[0], torch.stack(parts).sum(dim=0).bfloat16().float())
+    sums = [parts[0] + parts[2], parts[1] + parts[3]]
+    right = (sums[0].bfloat16() + sums[1].bfloat16()).float()  # halved and doubled again, which is exact
+    for result, _ in on_ranks(2, partial(summed, exact=False, in_bf16=True), parts):
+        assert same_bits(result, right)
 
 
 def test_a_power_of_two_as_loss_scale_changes_nothing() -> None:

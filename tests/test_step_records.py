@@ -4,16 +4,22 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import Workplace
+from known_model import ONE_TO_FOUR, SMALL, build_trainer
 from ranks import on_ranks
 from small_records import GOOD, INFINITE, NAN, NOT_FINITE_AT_LAST, OVERFLOW, WITHOUT_TARGETS
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from model.gpt import build_gpt
+from training.config import Batch, Optimizer, Precision
 from training.distributed import Group, Process
 from training.loss import SequenceLoss
 from training.step import StepResult
@@ -26,6 +32,67 @@ from training.step_records import (
 )
 
 # Reading from the device
+
+
+class Waits(TorchFunctionMode):
+    """Counts what would make the host wait for a GPU: values that Python is given."""
+
+    count = 0
+    NAMES = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__array__")
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += getattr(func, "__name__", "") in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+class Syncs(TorchDispatchMode):
+    """The same for what torch does itself, the backward and the optimizer included."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+        return func(*args, **(kwargs or {}))
+
+
+def counted_waits(group: Group, reproducibility: str, accumulation: int) -> list[tuple[int, int]]:
+    """(in a step, in the read after it) of some steps with dropout, clipping and autocast."""
+    model = build_gpt(dataclasses.replace(SMALL, dropout=0.1), seed=0)
+    steps = (ONE_TO_FOUR,) * 4
+    trainer = build_trainer(
+        group,
+        model,
+        steps,
+        Batch(world_size=1, microbatch=4 // accumulation, accumulation=accumulation),
+        optimizer=Optimizer(learning_rate=1e-3, clip_norm=0.1),
+        precision=Precision(amp="bf16", matmul="highest"),
+        reproducibility=reproducibility,
+    )
+    reader, counts = StepReader(group), []
+    for step in range(len(steps)):
+        counted = []
+        for action in (lambda: reader.add(step + 1, trainer.step(step)), reader.read):  # noqa: B023
+            with Syncs() as syncs, Waits() as waits:
+                action()
+            counted.append(syncs.count + waits.count)
+        counts.append((counted[0], counted[1]))
+    return counts
+
+
+@pytest.mark.parametrize("reproducibility", ["rounding", "bitwise"])
+def test_no_step_waits_for_the_device_and_a_read_waits_as_often_for_any_number_of_microbatches(
+    reproducibility: str,
+) -> None:
+    for accumulation in (1, 4):
+        counts = on_ranks(1, counted_waits, reproducibility, accumulation)[0]
+        assert [of_step for of_step, _ in counts] == [0] * 4
+        assert [of_read for _, of_read in counts] == [4] * 4, "sums, extremes, what is common, and when to read next"
 
 
 @pytest.fixture

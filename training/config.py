@@ -69,10 +69,11 @@ class Batch(Section):
 
 
 class Precision(Section):
-    """Autocast dtype, and torch's precision of float32 matrix products."""
+    """Autocast dtype, torch's precision of float32 matrix products, and what processes exchange gradients in."""
 
     amp: Amp = "fp16"
     matmul: Literal["highest", "high", "medium"] = "high"
+    gradients: Literal["float32", "bf16"] = "float32"
 
 
 class Optimizer(Section):
@@ -219,6 +220,8 @@ class RunConfig(Section):
         ):
             if self.evaluation.every is not None and tokens is not None and 0 < tokens < context:
                 problems.append(f"{key}: must hold a sequence of model.context_length {context}, got {tokens}")
+        if self.bitwise and self.precision.gradients == "bf16":
+            problems.append("precision.gradients: must be float32 in bitwise mode, whose exchange is of integers")
         if problems:
             raise ValueError("; ".join(problems))
         return self

@@ -217,18 +217,29 @@ class Group:
         for tensor in tensors:
             dist.broadcast(tensor, src=0)
 
-    def parallel(self, module: nn.Module) -> DistributedDataParallel:
+    def parallel(self, module: nn.Module, in_bf16: bool = False) -> DistributedDataParallel:
         """Wraps a module so that the gradients of a step are averaged over the processes.
 
-        Gradients live in DDP's buckets, so they are stored once. The weights become
-        those of rank 0. Every rank must call this.
+        Gradients live in DDP's buckets, so they are stored once; `in_bf16`, they are rounded for the exchange, by one
+        process too. The weights become those of rank 0. Every rank must call this.
         """
         device = self.process.device
-        return DistributedDataParallel(
+        parallel = DistributedDataParallel(
             module,
             device_ids=[device.index] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )
+        if in_bf16:
+            parallel.register_comm_hook(None, _average_in_bf16)
+        return parallel
+
+
+def _average_in_bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    """Averages a bucket of gradients with half the bytes sent. torch's own hook for it refuses gloo."""
+    buffer = bucket.buffer()
+    rounded = buffer.div_(dist.get_world_size()).to(torch.bfloat16)
+    exchanged: torch.futures.Future[list[Tensor]] = dist.all_reduce(rounded, async_op=True).get_future()
+    return exchanged.then(lambda averaged: buffer.copy_(averaged.value()[0]))
 
 
 def use_all_cores(local_world_size: int) -> None:

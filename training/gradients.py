@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from training.config import RunConfig
 from training.distributed import Group
 
 FRACTION_BITS = 50
@@ -20,17 +21,19 @@ CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Numbers converted at once: few enough for a CPU's cache, and enough to keep a GPU busy."""
 
 
-def gradient_sums(module: nn.Module, group: Group, bitwise: bool) -> "AveragedGradients | ExactGradients":
+def gradient_sums(module: nn.Module, group: Group, config: RunConfig) -> "AveragedGradients | ExactGradients":
     """The way of a run; the module's weights become those of rank 0. Every rank must call this."""
-    return ExactGradients(module, group) if bitwise else AveragedGradients(module, group)
+    if config.bitwise:
+        return ExactGradients(module, group)
+    return AveragedGradients(module, group, in_bf16=config.precision.gradients == "bf16")
 
 
 class AveragedGradients:
     """DDP's way: summed in the parameters' precision, averaged over the processes by one exchange per bucket."""
 
-    def __init__(self, module: nn.Module, group: Group) -> None:
+    def __init__(self, module: nn.Module, group: Group, in_bf16: bool = False) -> None:
         """Wraps a module; its weights become those of rank 0. Every rank must call this."""
-        self.module = group.parallel(module)
+        self.module = group.parallel(module, in_bf16)
         self.group = group
         self.averaged_over = group.process.world_size
         """What the loss must be multiplied by for the gradient to come out as a sum over the processes."""

@@ -31,13 +31,14 @@ def plan_lines(
         steps = f"{total_steps:,} steps of {tokens:,} tokens: {total_steps * tokens:,} tokens"
     interventions = f" with {', '.join(config.interventions)}" if config.interventions else ""
     precision = "float32" if config.precision.amp == "off" else f"{config.precision.amp} autocast"
+    exchanged = "gradients exchanged in bf16, " if config.precision.gradients == "bf16" else ""
     refused = " (refused here: fp16 needs a GPU)" if (config.precision.amp, device) == ("fp16", "cpu") else ""
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
         *([f"data: {documents.sentence(config.model.context_length)}"] if documents else []),
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
-        f"precision: {precision}, float32 products {config.precision.matmul}, on {device}{refused}",
+        f"precision: {precision}, float32 products {config.precision.matmul}, {exchanged}on {device}{refused}",
         f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
     ]
 

@@ -152,7 +152,8 @@ class TokenFile:
         if self._ends is not None:
             digest.update(self._ends[:].tobytes())
         size = min(FINGERPRINT_TOKENS, self.length)
-        for start in np.unique(np.linspace(0, self.length - size, FINGERPRINT_PIECES).astype(np.int64)).tolist():
+        starts = np.linspace(0, self.length - size, FINGERPRINT_PIECES).astype(np.int64).tolist()
+        for start in dict.fromkeys(starts):
             digest.update(self.read(start, start + size).tobytes())
             if self._mask is not None:
                 digest.update(self._mask[start : start + size].tobytes())

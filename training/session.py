@@ -108,7 +108,13 @@ class Session:
 
 
 def build(
-    config: RunConfig, folder: Path, datasets: Path, microbatch: int | None, opening: Opening, group: Group
+    config: RunConfig,
+    folder: Path,
+    datasets: Path,
+    microbatch: int | None,
+    opening: Opening,
+    group: Group,
+    activation_checkpointing: bool = False,
 ) -> Session:
     """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
     process = group.process
@@ -126,13 +132,14 @@ def build(
     tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
 
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
+    model.recompute_blocks = activation_checkpointing
     optimizer = build_optimizer(model, config.optimizer)
     if source is not None:
         group.first("weights", lambda: load_weights(Path(source), model))  # all get rank 0's below
     if opening.checkpoint is not None:
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
-    gradients = gradient_sums(SequenceLoss(model), group, config.bitwise)
+    gradients = gradient_sums(SequenceLoss(model), group, config)
     clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
     log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))

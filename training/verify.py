@@ -94,6 +94,8 @@ def tolerance_of(config: RunConfig, gpus: int) -> float:
     """The relative difference of losses that rounding explains, by the precision of the products."""
     if config.precision.amp != "off":
         return TOLERANCES[config.precision.amp]
+    if config.precision.gradients == "bf16":
+        return TOLERANCES["bf16"]
     return TOLERANCES["tf32" if gpus and config.precision.matmul != "highest" else "float32"]
 
 
