@@ -3,7 +3,7 @@
 import pytest
 from small_configs import small_config
 
-from model.dropout import QUERY_ROWS
+from model.attention import QUERY_ROWS
 from training.config_file import load_run_config
 from training.document_rows import DocumentSummary
 from training.layout import plan_layout
