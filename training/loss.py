@@ -152,14 +152,19 @@ def _losses(hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, g
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
             part, wanted = hidden[rows].to(dtype).to(exact), targets[rows]
-            table = torch.log_softmax((part @ head.t()).to(dtype), dim=-1, dtype=sum_type(dtype))  # (rows, V)
-            loss = F.nll_loss(table, wanted, ignore_index=IGNORED, reduction="none")
+            logits = (part @ head.t()).to(dtype)  # (rows, V)
+            table = torch.softmax(logits, dim=-1, dtype=sum_type(dtype))
+            # ln of the sum of exp, from the likeliest token. log_softmax would give it too, but then the slopes need
+            # exp, which on CPUs takes many times as long as softmax where its results are denormal.
+            normaliser = logits.amax(-1) - table.amax(-1).log()
+            loss = normaliser + F.nll_loss(logits, wanted, ignore_index=IGNORED, reduction="none")
+            loss.masked_fill_(wanted == IGNORED, 0)
             losses.append(loss)
             if gradients is None:
                 continue
             # p - 1 at the target, p elsewhere, times the weight.
             places = wanted.clamp(min=0).unsqueeze(1)
-            table.exp_().scatter_(1, places, torch.expm1(-loss).unsqueeze(1))
+            table.scatter_(1, places, torch.expm1(-loss).unsqueeze(1))
             table.mul_(gradients.weights[rows].masked_fill(wanted == IGNORED, 0).unsqueeze(1))
             slopes = table.to(dtype).to(exact)
             gradients.of_hidden[rows] = slopes @ head
