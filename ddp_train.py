@@ -26,6 +26,7 @@ import typer
 
 from model.gpt import parameter_count
 from training.command import run_command
+from training.compilation import refuse_to_compile
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
@@ -53,7 +54,7 @@ from training.run_folder import (
     refuse_to_start_beside,
     saved_overrides,
 )
-from training.session import Session, build, digests, first_state
+from training.session import Means, Session, build, digests, first_state
 from training.snapshot import TrainingState
 from training.tracking.trackers import check_installed
 
@@ -83,6 +84,9 @@ def main(
         typer.Option(
             "--activation-checkpointing", help="Keep less and compute it again: less memory, more time, the same run."
         ),
+    ] = False,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile; where that fails, go on without.")
     ] = False,
     find_max_microbatch: Annotated[
         bool,
@@ -121,6 +125,9 @@ def main(
         if process.is_main:
             print("\n".join(lines))
         return
+    means = Means(microbatch, activation_checkpointing, compile_model)
+    if compile_model:
+        refuse_to_compile(config)
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
@@ -128,7 +135,7 @@ def main(
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
-        session = build(config, folder, datasets, microbatch, opening, group, activation_checkpointing)
+        session = build(config, folder, datasets, means, opening, group)
         stack.callback(session.leave)
         gc.freeze()  # what is there stays, and a full collection of 300,000 objects would keep all ranks waiting
         gc.enable()

@@ -1,6 +1,6 @@
 """What a run will do, in a few lines, before it does it."""
 
-from model.dropout import QUERY_ROWS
+from model.attention import QUERY_ROWS
 from model.gpt import parameter_count
 from training.config import CosineSchedule, RunConfig
 from training.document_rows import DocumentSummary
