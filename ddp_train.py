@@ -116,7 +116,7 @@ def main(
     if dry_run:
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
         layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
-        print_plan(config, layout, datasets, process, remarks)
+        print_plan(config, layout, datasets, process, remarks, activation_checkpointing)
         return
     if find_max_microbatch:
         refuse_to_search(config, process.device, microbatch)
@@ -183,7 +183,9 @@ def check_services(config: RunConfig) -> None:
         raise UserError(f"hub.every: {config.hub.repo}: {problem}; {REPLACE_STATE}")
 
 
-def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
+def print_plan(
+    config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str], recomputing: bool
+) -> None:
     """Prints what the run would do; the data are looked at only where the config leaves their length open.
 
     Raises:
@@ -195,7 +197,7 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         data = open_training_data(config, datasets / config.data.dataset)
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        lines = plan_lines(config, layout, total_steps, process.device.type, documents)
+        lines = plan_lines(config, layout, total_steps, process.device.type, documents, recomputing)
         print("\n".join([*lines, *missing_dataset(config.data.dataset, datasets), *remarks]))
 
 
@@ -242,7 +244,8 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
     documents = session.data.rows.summary
     validation_documents = session.validation.summary if session.validation is not None else None
-    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents):
+    recomputing = session.module.model.recompute_blocks
+    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents, recomputing):
         log.say(line)
     if validation_documents is not None:
         log.say(f"validation: {validation_documents.sentence(config.model.context_length)}")

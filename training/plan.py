@@ -10,7 +10,12 @@ GIB = 2**30
 
 
 def plan_lines(
-    config: RunConfig, layout: Layout, total_steps: int | None, device: str, documents: DocumentSummary | None = None
+    config: RunConfig,
+    layout: Layout,
+    total_steps: int | None,
+    device: str,
+    documents: DocumentSummary | None = None,
+    recomputing: bool = False,
 ) -> list[str]:
     """The plan of a run: steps, tokens, parameters, data, layout, learning rate, precision, memory.
 
@@ -20,6 +25,7 @@ def plan_lines(
         total_steps: of the run; None while the length of the data is not known.
         device: "cpu" or "cuda".
         documents: what is trained on, where that is documents: their steps differ in length.
+        recomputing: whether activations are checkpointed.
     """
     tokens, epochs = config.tokens_per_step, config.data.epochs
     if total_steps is None:
@@ -33,13 +39,14 @@ def plan_lines(
     precision = "float32" if config.precision.amp == "off" else f"{config.precision.amp} autocast"
     exchanged = "gradients exchanged in bf16, " if config.precision.gradients == "bf16" else ""
     refused = " (refused here: fp16 needs a GPU)" if (config.precision.amp, device) == ("fp16", "cpu") else ""
+    memory = estimated_memory(config, layout.microbatch, device, recomputing)
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
         *([f"data: {documents.sentence(config.model.context_length)}"] if documents else []),
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, {exchanged}on {device}{refused}",
-        f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
+        f"memory: about {memory / GIB:.1f} GiB per process" + " with activation checkpointing" * recomputing,
     ]
 
 

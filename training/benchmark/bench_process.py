@@ -27,6 +27,7 @@ from model.gpt import build_gpt
 from training.benchmark.peak_memory import peak_memory, reset_peak_memory
 from training.benchmark.step_parts import STEP, seconds_by_part
 from training.command import run_command
+from training.compilation import compile_blocks
 from training.config import Batch, Data, RunConfig
 from training.config_check import config_from_mapping
 from training.data import open_training_data
@@ -67,6 +68,7 @@ class Plan:
     folder: str
     """Where the random tokens are, and where the result goes."""
     activation_checkpointing: bool = False
+    compile: bool = False
 
 
 @dataclass
@@ -266,6 +268,10 @@ def build_bench(plan: Plan, config: RunConfig, group: Group) -> Bench:
         process.use_reproducible_kernels()
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
     model.recompute_blocks = plan.activation_checkpointing
+    if plan.compile:
+        said = compile_blocks(model, config, config.batch.microbatch, group)
+        if process.is_main:
+            print(f"{PROGRESS}{said}", file=sys.stderr, flush=True)
     optimizer, scaler = build_optimizer(model, config.optimizer), build_scaler(config.precision)
     module = SequenceLoss(model)
     gradients = gradient_sums(module, group, config)
