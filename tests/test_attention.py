@@ -94,12 +94,16 @@ def test_attention_keeps_nothing_of_the_size_of_its_weights() -> None:
     assert sum(tensor.numel() for tensor in kept) == 4 * 10_800 + HEAD_KEYS.numel()
 
 
+@pytest.mark.parametrize("in_blocks", [True, False])
 @pytest.mark.parametrize("length", [1, 2, 77])
 @pytest.mark.parametrize(
     ("dtype", "bound"), [(torch.float64, 1e-14), (torch.float32, 1e-6), (torch.bfloat16, 8e-3)], ids=str
 )
-def test_attention_without_dropout_is_the_formula(length: int, dtype: torch.dtype, bound: float) -> None:
+def test_attention_without_dropout_is_the_formula(
+    monkeypatch: pytest.MonkeyPatch, length: int, dtype: torch.dtype, bound: float, in_blocks: bool
+) -> None:
     """On any CPU; also of sequences shorter than the context, each of which stands alone."""
+    monkeypatch.setitem(attention_module.BLOCKS_ARE_FASTER, "cpu", in_blocks)
     inputs = heads(length, dtype)
     exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     found = output_and_gradients(attend, inputs)

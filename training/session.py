@@ -34,6 +34,7 @@ from training.gradients import gradient_sums
 from training.hub.background_upload import BackgroundUploads, remove_held
 from training.layout import plan_layout
 from training.loss import SequenceLoss
+from training.memory import keep_freed_memory
 from training.metrics import RunLog
 from training.metrics_file import first_value
 from training.optimizer import build_optimizer
@@ -129,6 +130,8 @@ def build(
     """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
     process = group.process
     layout = plan_layout(config.batch, process.world_size, means.microbatch, config.bitwise)
+    if process.device.type == "cpu":
+        keep_freed_memory()
     torch.set_float32_matmul_precision(config.precision.matmul)
     if config.bitwise:
         process.use_reproducible_kernels()

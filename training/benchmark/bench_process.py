@@ -36,7 +36,7 @@ from training.errors import OneRankError
 from training.gradients import AveragedGradients, gradient_sums
 from training.layout import plan_layout
 from training.loss import SequenceLoss
-from training.memory import is_out_of_memory
+from training.memory import is_out_of_memory, keep_freed_memory
 from training.metrics import RunLog
 from training.optimizer import build_optimizer
 from training.step import AMP_DTYPES, Trainer, build_scaler
@@ -263,6 +263,7 @@ def build_bench(plan: Plan, config: RunConfig, group: Group) -> Bench:
     process, folder = group.process, Path(plan.folder)
     if process.device.type == "cpu":
         torch.set_num_threads(max(1, plan.threads // process.world_size))
+        keep_freed_memory()
     torch.set_float32_matmul_precision(config.precision.matmul)
     if config.bitwise:
         process.use_reproducible_kernels()
