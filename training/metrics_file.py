@@ -1,5 +1,6 @@
 """metrics.jsonl read back: its fields, and what is refused. training/metrics.py writes it."""
 
+import io
 import math
 import os
 import sys
@@ -130,9 +131,8 @@ def read_metrics(path: Path) -> Metrics:
         for number, line in enumerate(lines, start=1):
             try:
                 row = read_row(line)
-                kind, step = row["kind"], row["step"]
-                if kind != "event" and rows[kind] and step <= rows[kind][-1][0]:
-                    raise ValueError(f"step {step} comes after step {rows[kind][-1][0]}")
+                kind = row["kind"]
+                refuse_order(row, rows[kind][-1][0] if kind in FIELDS and rows[kind] else None)
             except ValueError as problem:
                 if not line.endswith(b"\n"):
                     break
@@ -176,6 +176,12 @@ def read_row(line: bytes) -> dict[str, Any]:
     raise ValueError("it is no train, validation or event row")
 
 
+def refuse_order(row: dict[str, Any], before: int | None) -> None:
+    """Raises a ValueError if a train or validation row is not behind the step of the one of its kind before."""
+    if row["kind"] in FIELDS and before is not None and row["step"] <= before:
+        raise ValueError(f"step {row['step']} comes after step {before}")
+
+
 def _check_event(row: dict[str, Any]) -> None:
     """Raises a ValueError if a field is not what its readers take it for."""
     _value(row, "step", int)
@@ -208,27 +214,48 @@ def _value(row: dict[str, Any], name: str, wanted: type) -> Any:
     return value
 
 
-def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
-    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically.
+def kept_lines(path: Path, step: int, evaluation_due: bool = False) -> list[bytes]:
+    """The lines of a metrics.jsonl that stay when a run goes on behind a step; none if there is no such file.
 
     Args:
         path: the metrics.jsonl.
         step: the last to keep.
-        evaluation_due: its validation comes again, and is removed too.
+        evaluation_due: its validation comes again, and goes.
 
     Raises:
-        UserError: naming the file and a line that is no record.
+        UserError: naming the file and a line that is no record, or that `read_metrics` would refuse at the end.
     """
     kept = []
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+    last: dict[str, int] = {}
+    lines = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(io.BytesIO(lines), start=1):
+        if not line.endswith(b"\n"):  # cut off in writing
+            continue
         try:
-            row = parse_json(line) if line.endswith(b"\n") else {"step": math.inf}
-            again = evaluation_due and row["step"] == step and row.get("kind") == "validation"
-            if row["step"] <= step and not again:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
+            row = parse_json(line, _refuse_constant)
+            if isinstance(row, dict) and _value(row, "step", int) > step:
+                continue
+            row = read_row(line)
+            if evaluation_due and row["step"] == step and row["kind"] == "validation":
+                continue
+            refuse_order(row, last.get(row["kind"]))
+        except ValueError as problem:
+            raise UserError(
+                f"{path}, line {number}: {problem}; remove or repair the line, or move the file away: the run goes on "
+                "from its checkpoint alone, and only charts and report will lack what the file does"
+            ) from problem
+        last[row["kind"]] = row["step"]
+        kept.append(line)
+    return kept
+
+
+def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
+    """Leaves the `kept_lines` in a metrics.jsonl, atomically; makes it where there is none.
+
+    Raises:
+        UserError: as `kept_lines` does.
+    """
+    kept = kept_lines(path, step, evaluation_due)
     beside = path.with_name(f".{path.name}.new")
     with beside.open("wb") as file:
         file.write(b"".join(kept))
@@ -253,9 +280,9 @@ def first_value(path: Path, key: str) -> str | None:
 
 
 def recorded_steps(path: Path, step: int) -> int:
-    """How many of the first `step` steps a metrics.jsonl holds; 0 if it is not there or not readable."""
-    try:
-        train = read_metrics(path).train
-    except UserError:  # cut_back names what is wrong
-        return 0
-    return int((train["step"] <= step).sum())
+    """How many of the first `step` steps a metrics.jsonl holds; 0 if it is not there.
+
+    Raises:
+        UserError: as `kept_lines` does.
+    """
+    return sum(read_row(line)["kind"] == "train" for line in kept_lines(path, step))
