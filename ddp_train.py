@@ -196,14 +196,15 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
     group, folder = session.group, session.folder
     if opening.checkpoint is None or state.step < stop or (state.step == stop and state.evaluation_due):
         group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
-        with Interruption(group) as interruption:
-            group.first("begin", lambda: begin(folder, opening))
-            group.first("launch", lambda: note_launch(folder), per_node=True)
-            session.log.start(state.step, state.seconds, state.tokens, best_of(state))
-            group.first("announce", partial(announce, session, opening, state))
-            recomputing = session.module.model.recompute_blocks
-            with memory_told(group.process, session.trainer.layout, session.config, recomputing):
-                state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
+        # Until a step is trained, a signal ends the process: there is nothing to save.
+        group.first("begin", lambda: begin(folder, opening))
+        group.first("launch", lambda: note_launch(folder), per_node=True)
+        session.log.start(state.step, state.seconds, state.tokens, best_of(state))
+        group.first("announce", partial(announce, session, opening, state))
+        recomputing = session.module.model.recompute_blocks
+        told = memory_told(group.process, session.trainer.layout, session.config, recomputing)
+        with Interruption(group) as interruption, told:
+            state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         session.log.say(nothing_left(session, opening, state))
         if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):

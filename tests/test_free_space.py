@@ -91,6 +91,12 @@ def test_what_is_there_goes_stays_or_counts(tmp_path: Path, monkeypatch: pytest.
             check_free_space(tmp_path, config, opening, state_at(4), 10)
 
 
+def test_a_link_that_leads_nowhere_does_not_count(tmp_path: Path) -> None:
+    """An editor that has a file of the checkpoint open leaves one; a folder within counts as little."""
+    (save(tmp_path, 4) / ".#state.json").symlink_to("me@host.123:456")
+    check_free_space(tmp_path, config_of(None, None, 1), dataclasses.replace(START, keeps_others=True), state_at(0), 1)
+
+
 def test_a_run_without_room_does_not_begin(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is in its folder stays; with --overwrite it counts as free, 1 MB here, as it would be deleted."""
     config = workplace.write_config(evaluation={"every": None})

@@ -191,6 +191,26 @@ def test_while_a_run_starts_it_ends_at_once(workplace: Workplace) -> None:
     assert importing.returncode == joining.returncode == -signal.SIGINT
 
 
+def test_until_a_step_is_trained_there_is_nothing_to_save(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal does what it did before while the folder is made ready, which a damaged disk may hold up."""
+    seen = {}
+    for name in ("begin", "note_launch", "announce", "train"):
+        part = getattr(ddp_train, name)
+
+        def look(*given: Any, name: str = name, part: Callable[..., Any] = part) -> Any:
+            seen[name] = signal.getsignal(signal.SIGTERM)
+            return part(*given)
+
+        monkeypatch.setattr(ddp_train, name, look)
+    before = signal.getsignal(signal.SIGTERM)
+    workplace.train_here(write_config(workplace), stop_after=1)
+    assert [seen.pop(name) for name in ("begin", "note_launch", "announce")] == [before] * 3
+    assert seen["train"] != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 @pytest.mark.slow
 def test_ctrl_c_under_torchrun(workplace: Workplace) -> None:
     """R51, R56: Ctrl-C for all processes, and from torchrun once more for its workers; within seconds none is left."""

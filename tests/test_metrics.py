@@ -155,6 +155,19 @@ def test_rows_behind_the_step_go_whatever_they_are(path: Path) -> None:
 # Lines
 
 
+def test_a_record_that_is_removed_under_a_run_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: the run goes on in a new one."""
+    log = log_to(path)
+    log.event(0, "start")
+    assert capsys.readouterr().err == ""
+    path.unlink()
+    log.event(3, "one")
+    log.event(4, "other")
+    said = f"{path}: was removed while this run trained; a new one begins at step 3, without what was recorded before"
+    assert capsys.readouterr().err.startswith(said)
+    assert [line["event"] for line in lines_of(path)] == ["one", "other"]
+
+
 def test_the_line_of_a_step(path: Path) -> None:
     """As the specification has it: the keys, the unit of each, and the training time of two steps in a row."""
     log = log_to(path, clip_norm=0.4)

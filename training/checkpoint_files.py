@@ -32,11 +32,16 @@ def checkpoint_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name is one of a checkpoint."""
+    return re.fullmatch("step_[0-9]+", name) is not None
+
+
 def list_checkpoints(run_folder: Path) -> list[Path]:
     """Returns the folders named step_<number>, complete or not, in the order of their numbers."""
     if not run_folder.is_dir():
         return []
-    folders = [path for path in run_folder.iterdir() if re.fullmatch("step_[0-9]+", path.name)]
+    folders = [path for path in run_folder.iterdir() if is_checkpoint_name(path.name)]
     return sorted((path for path in folders if path.is_dir()), key=lambda path: (number_of(path), path.name))
 
 
@@ -82,7 +87,10 @@ def find_checkpoint(run_folder: Path, which: str, names: tuple[str, ...] = CONTE
     remedy = f"those there are: {', '.join(path.name for path in checkpoints) or 'none'}"
     folder = run_folder / which
     if which == "best" and folder.is_symlink():
-        folder = run_folder / os.readlink(folder)
+        target = run_folder / os.readlink(folder)
+        folder = run_folder / target.name
+        if target.parent.resolve() != run_folder.resolve() or not is_checkpoint_name(target.name):
+            raise UserError(f"{run_folder / which}: leads to {target}, which is no checkpoint of this run; {remedy}")
     elif which != "best" and folder not in checkpoints:  # which also keeps `which` inside run_folder
         raise UserError(f"{run_folder}: there is no checkpoint {which!r}; {remedy}")
     problem = problem_of(folder, names) if folder.is_dir() else "there is no such checkpoint"

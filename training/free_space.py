@@ -1,6 +1,7 @@
 """Is there room on the disk for a run's checkpoints? Asked before it begins."""
 
 import shutil
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -75,4 +76,8 @@ def _size_of_one(config: RunConfig) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    size = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # it has just gone, as files of NFS and of editors do
+            size += path.lstat().st_size  # an editor's lock is a link that leads nowhere
+    return size

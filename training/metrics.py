@@ -39,6 +39,7 @@ class RunLog:
         self.all_reduces: int | None = None
         """Exchanges of gradients in the last step recorded; None in the first two, while DDP forms its buckets."""
         self._recorded = 0
+        self._has_written = False
         self._failure: str | None = None
         self._one_at_a_time = threading.Lock()
         self.tokens = 0
@@ -153,9 +154,15 @@ class RunLog:
             self._look_at_the_folder()
             if not self._is_main or self.failed:  # behind half a line, another could not be read
                 return
+            if self._has_written and not self._path.exists():
+                self.say(
+                    f"{self._path}: was removed while this run trained; a new one begins at step {line['step']:,}, "
+                    "without what was recorded before: charts and report lack it too, the checkpoints do not"
+                )
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(strict_json(line) + "\n")
+                self._has_written = True
             except OSError as error:
                 self._failure = (
                     f"{self._path}: step {line['step']} could not be recorded ({error}); the last checkpoint is as it "

@@ -14,7 +14,13 @@ from typing import Any
 from training import lock
 from training.changes import Changed, change_lines, compare_configs, refuse_changes
 from training.checkpoint import supersede
-from training.checkpoint_files import SUPERSEDED, checkpoint_name, find_checkpoint, list_checkpoints, number_of
+from training.checkpoint_files import (
+    SUPERSEDED,
+    checkpoint_name,
+    find_checkpoint,
+    list_checkpoints,
+    number_of,
+)
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
@@ -28,6 +34,8 @@ METRICS = "metrics.jsonl"
 LOCK = lock.RUN_LOCK
 SECONDS_TO_WAIT_FOR_LOCK = 5.0
 LAUNCH = ".launch"
+WRITTEN = (CONFIG, METRICS, LAUNCH, *(f".{name}.new" for name in (CONFIG, METRICS, "latest", "best")))
+"""What is written anew in the folder of a run that goes on."""
 OURS = re.compile(
     r"step_\d+|latest|best|config\.yaml|metrics\.jsonl|report\.md|(loss|grad_norm|learning_rate)\.png"
     r"|events\.out\.tfevents\.\d+\.isobatch|tracking|hub|\.(lock|launch)|\..*\.(new|partial|old)"
@@ -65,6 +73,7 @@ def held(folder: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            _refuse_what_is_no_file(folder / LOCK)
             stack.enter_context(lock.held(folder / LOCK, SECONDS_TO_WAIT_FOR_LOCK))
         except lock.BusyError:
             raise UserError(f"{folder}: another process is training this run; wait for it or stop it first") from None
@@ -99,8 +108,10 @@ def saved_overrides(folder: Path, resume: str, fresh: Sequence[str]) -> list[str
     for checkpoint in reversed(checkpoints):
         try:
             config = read_state(checkpoint).config
-            saved = _without_the_old_schedule(list(config["overrides"]), fresh, config["schedule"]["name"])
-            break
+            overrides = config["overrides"]
+            if isinstance(overrides, list) and all(isinstance(override, str) for override in overrides):
+                saved = _without_the_old_schedule(overrides, fresh, config["schedule"]["name"])
+                break
         except (UserError, KeyError, TypeError):  # damaged: open_run says so, if it is the one wanted
             continue
     return list({_key_and_value(override)[0]: override for override in [*saved, *fresh]}.values())
@@ -149,6 +160,11 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         return Opening(None, config_mapping(config), remarks, keeps_others=resume == "auto")
     remarks = [f"passed over {name}: {reason}" for name, reason in found.passed_over]
     state = read_state(found.path)
+    if found.path not in checkpoints:  # scp -r and object stores turn links into folders
+        copied = checkpoint_name(state.step)
+        raise UserError(f"{found.path}: is a copy of {copied} and no link to it; name that one, or give it that name")
+    files = [folder / name for name in WRITTEN]
+    _refuse_what_is_no_file(*files, *(path / SUPERSEDED for path in checkpoints))
     if state.best_step is not None and not (folder / checkpoint_name(state.best_step)).is_dir():
         state = replace(state, best_step=None, best_loss=None)  # it went with a past that was given up
     superseded = tuple(path.name for path in checkpoints if number_of(path) > state.step)
@@ -163,6 +179,13 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     if lacking:
         remarks.append(f"{folder / METRICS}: lacks {lacking:,} of the {state.step:,} steps so far; charts will too")
     return Opening(found.path.name, config_mapping(config), remarks, asdict(state), changes.taken, superseded)
+
+
+def _refuse_what_is_no_file(*paths: Path) -> None:
+    """Looks at files of a run's folder before they are opened: a pipe there would be waited at for ever."""
+    for path in paths:
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path}: is no regular file, and the run has one of this name; move it away")
 
 
 def begin(folder: Path, opening: Opening) -> None:
