@@ -205,11 +205,12 @@ def _begin(folder: Path, opening: Opening) -> None:
         _empty(folder, opening.keeps_others)
     else:
         supersede(folder, opening.checkpoint, opening.superseded)
+    # Before there is a run for a restart to be refused beside, and not before it is the one that was asked for.
+    (folder / LAUNCH).write_text(launch() + "\n")
     beside = folder / f".{CONFIG}.new"
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
     beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
-    (folder / LAUNCH).write_text(launch() + "\n")
     state = opening.state or {"step": 0, "evaluation_due": False}
     cut_back(folder / METRICS, state["step"], state["evaluation_due"])
 
