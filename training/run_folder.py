@@ -205,7 +205,7 @@ def _begin(folder: Path, opening: Opening) -> None:
         _empty(folder, opening.keeps_others)
     else:
         supersede(folder, opening.checkpoint, opening.superseded)
-    # Before there is a run for a restart to be refused beside, and not before it is the one that was asked for.
+    # Before the run's other files: where a signal ends it here, the restart must know them for its own.
     (folder / LAUNCH).write_text(launch() + "\n")
     beside = folder / f".{CONFIG}.new"
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
