@@ -130,6 +130,7 @@ def main(
             group.first("services", partial(check_services, config))
         session = build(config, folder, datasets, microbatch, opening, group, activation_checkpointing)
         stack.callback(session.leave)
+        gc.freeze()  # what is there stays, and a full collection of 300,000 objects would keep all ranks waiting
         gc.enable()
         state = first_state(session, opening)
         total = session.data.total_steps

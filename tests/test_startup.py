@@ -12,8 +12,9 @@ LATER = {"matplotlib", "scipy", "plotly", "pandas", "PIL", "huggingface_hub", "t
 
 def test_nothing_is_imported_before_the_first_step_that_only_its_end_needs(workplace: Workplace) -> None:
     config = workplace.write_config(evaluation={"every": None})
-    command = [sys.executable, "-X", "importtime", REPOSITORY / "ddp_train.py", config, workplace.datasets]
-    options = ["--output", workplace.checkpoints, "--stop-after", "1"]
+    paths = [str(path) for path in (REPOSITORY / "ddp_train.py", config, workplace.datasets)]
+    command = [sys.executable, "-X", "importtime", *paths]
+    options = ["--output", str(workplace.checkpoints), "--stop-after", "1"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=240, check=True)
     before, told, after = done.stderr.partition("step 1 of 10: ")
     assert told, done.stderr[-1000:]

@@ -37,11 +37,8 @@ from training.step_records import (
 class Waits(TorchFunctionMode):
     """Counts what would make the host wait for a GPU: values that Python is given."""
 
+    count = 0
     NAMES = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__array__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -54,7 +51,7 @@ class Syncs(TorchDispatchMode):
     """The same for what torch does itself, the backward and the optimizer included."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(

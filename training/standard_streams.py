@@ -52,4 +52,4 @@ def let_nothing_shown_end_the_command() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     if not isinstance(sys.stderr, Shown):
-        sys.stderr = Shown(sys.stderr)  # type: ignore[assignment]
+        sys.stderr = Shown(sys.stderr)

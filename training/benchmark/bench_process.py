@@ -34,7 +34,7 @@ from training.errors import OneRankError
 from training.gradients import AveragedGradients, gradient_sums
 from training.layout import plan_layout
 from training.loss import SequenceLoss
-from training.memory import ON_CPU
+from training.memory import is_out_of_memory
 from training.metrics import RunLog
 from training.optimizer import build_optimizer
 from training.step import AMP_DTYPES, Trainer, build_scaler
@@ -292,7 +292,7 @@ def main(plan_file: Annotated[Path, typer.Argument()]) -> None:
             bench = build_bench(plan, config, group)
             found = bench.measure(plan.rounds)
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and ON_CPU not in str(error):
+            if not is_out_of_memory(error):
                 raise
             raise OneRankError(
                 f"rank {process.rank}: out of memory on {process.device} with microbatch {config.batch.microbatch}; "

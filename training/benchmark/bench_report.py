@@ -110,7 +110,7 @@ def build_report(config: RunConfig, launches: Sequence[Launched]) -> Report:
         threads={launched.world_size: launched.threads for launched in launches},
         rows=rows,
         without_group=without_group,
-        efficiency=_efficiency(step_seconds, on_gpus=first.device == "cuda"),
+        efficiency=_efficiency(step_seconds, on_gpus=first.device != "cpu"),
     )
 
 
