@@ -178,7 +178,8 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
             with memory_told(group.process, session.trainer.layout, session.config):
                 state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
-        session.log.say(nothing_left(session, opening, state))
+        for line in nothing_left(session, opening, state):
+            session.log.say(line)
         if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):
             return state
         # It was killed between its last checkpoint and the end.
@@ -195,11 +196,12 @@ def mend(session: Session, state: TrainingState) -> None:
         session.trackers.start(state.step)
 
 
-def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:
-    """What is said where a resumption has no step to train; nothing is changed then, the config neither."""
+def nothing_left(session: Session, opening: Opening, state: TrainingState) -> list[str]:
+    """The lines that are said where a resumption has no step to train; nothing is changed then, the config neither."""
     text = f"{session.folder}: nothing left to do, {state.step:,} of {session.data.total_steps:,} steps are done"
     not_taken = [key for key in opening.changed if not key.startswith("hub.")]
-    return f"{text}; not taken: {', '.join(not_taken)}" if not_taken else text
+    text = f"{text}; not taken: {', '.join(not_taken)}" if not_taken else text
+    return [text, *([opening.lacking] if opening.lacking else [])]
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
@@ -215,7 +217,9 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
-    where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
+    # The rows before may have been lost, so it says what they did.
+    so_far = {key: getattr(state, key) for key in ("tokens", "seconds", "best_step", "best_loss")}
+    where = {"checkpoint": opening.checkpoint, "changed": opening.changed, **so_far} if opening.checkpoint else {}
     log.event(
         state.step,
         "resume" if opening.checkpoint else "start",

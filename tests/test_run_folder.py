@@ -1,6 +1,8 @@
 """How a run begins in its folder: held by one process, started, gone on with, or refused."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
+from recorded_runs import train_row
 from small_checkpoints import TINY, adamw, state_at
 from small_configs import small_config
 
@@ -420,11 +423,31 @@ def test_a_run_whose_record_is_gone_or_damaged(folder: Path, text: str | None) -
     assert read_yaml(folder / CONFIG)["overrides"] == ["seeds.weights=42"]
 
 
-def test_metrics_that_lack_steps_are_told(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "lacking"),
+    [
+        (None, "steps 1 to 4"),
+        ("", "steps 1 to 4"),
+        ("{1}\n{2}\n", "steps 3 to 4"),
+        ('{1}\n{2}\n{3}\n{"kind": "tra', "step 4"),
+        ("{2}\n{4}\n{5}\n", "steps 1, 3"),
+        ("{1}\n{2}\n{3}\n{4}\n{5}\n", None),
+    ],
+    ids=["missing", "empty", "cut at a line end", "cut within a line", "holes", "whole"],
+)
+def test_metrics_that_lack_steps_are_told(folder: Path, content: str | None, lacking: str | None) -> None:
+    """In one sentence, with the steps, and the run goes on; {N} stands for the row of step N."""
     config = start(folder)
     save(folder, 4)
-    [remark] = open_run(folder, config, "latest", overwrite=False).remarks
-    assert remark == f"{folder / METRICS}: lacks 4 of the 4 steps so far; charts will too"
+    (folder / METRICS).unlink()
+    if content is not None:
+        rows = re.sub(r"\{(\d)\}", lambda number: json.dumps(train_row(int(number[1]))), content)
+        (folder / METRICS).write_text(rows)
+    opening = open_run(folder, config, "latest", overwrite=False)
+    told = f"{folder / METRICS}: lacks {lacking} of the 4 steps so far, and so will charts and report; "
+    assert opening.remarks == ([f"{told}the run itself is whole"] if lacking else [])
+    begin(folder, opening)
+    assert read_metrics(folder / METRICS).train["step"].max(initial=0) <= 4
 
 
 def test_a_checkpoint_whose_config_is_none(folder: Path) -> None:

@@ -46,7 +46,7 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
         seconds=state.seconds,
         tokens=state.tokens,
         tokens_per_second=state.tokens / state.seconds if state.seconds else None,
-        loss=float(metrics.train[-1]["loss"]) if len(metrics.train) else None,
+        loss=float(metrics.train[-1]["loss"]) if state.step in metrics.train["step"][-1:] else None,
         validation_loss=float(final["loss"]) if final is not None else None,
         all_reduces_per_step=log.all_reduces,
         best_step=state.best_step,
@@ -74,6 +74,8 @@ def attempt(log: RunLog, what: str, make: Callable[[], Result]) -> Result | None
 
 def is_finished(folder: Path, step: int) -> bool:
     """Whether this step has been recorded as the run's end; a run that was made longer has had an earlier one."""
+    if not (folder / "metrics.jsonl").exists():
+        return False
     events = read_metrics(folder / "metrics.jsonl").events_named("finished")
     return any(event["step"] == step for event in events)
 

@@ -19,7 +19,7 @@ from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
 from training.launcher import note_begun
-from training.metrics_file import cut_back, recorded_steps
+from training.metrics_file import cut_back, lacking_steps
 from training.restore import read_state
 from training.yaml_reader import yaml_text
 
@@ -51,6 +51,8 @@ class Opening:
     """In what the config is not that of the checkpoint."""
     superseded: tuple[str, ...] = ()
     """Checkpoints after the one to go on from: no longer this run's, removed once its next one is complete."""
+    lacking: str | None = None
+    """What of the run's record is lost; one of the remarks."""
     keeps_others: bool = False
     """Whether a start leaves foreign files alone, and puts checkpoints that cannot be used aside."""
 
@@ -158,10 +160,15 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     changes = compare_configs(saved, config, state.step)
     refuse_changes(changes, folder, state.step)
     remarks += change_lines(changes.taken, state.step)
-    lacking = state.step - recorded_steps(folder / METRICS, state.step)
+    lacking = lacking_steps(folder / METRICS, state.step)
     if lacking:
-        remarks.append(f"{folder / METRICS}: lacks {lacking:,} of the {state.step:,} steps so far; charts will too")
-    return Opening(found.path.name, config_mapping(config), remarks, asdict(state), changes.taken, superseded)
+        lacking = (
+            f"{folder / METRICS}: lacks {lacking} of the {state.step:,} steps so far, and so will charts and report; "
+            "the run itself is whole"
+        )
+        remarks.append(lacking)
+    name, now = found.path.name, config_mapping(config)
+    return Opening(name, now, remarks, asdict(state), changes.taken, superseded, lacking)
 
 
 def begin(folder: Path, opening: Opening) -> None:
