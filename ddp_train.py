@@ -27,11 +27,11 @@ from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
 from training.data import check_described_vocabulary, open_training_data
-from training.datasets_folder import known_datasets, missing_dataset
+from training.datasets_folder import known_datasets, missing_dataset, unused_tokenizer
 from training.distributed import Group, Process
 from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import UserError
-from training.free_space import check_free_space
+from training.free_space import check_free_space, disk_line
 from training.hub.background_upload import BRANCH
 from training.hub.hub_access import check_destination
 from training.hub.hub_retry import to_stderr
@@ -99,7 +99,8 @@ def main(
     begun = begun_by_this_launch(folder)
     if begun:
         resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
-    config = load_run_config(run, saved_overrides(folder, resume, fresh) if resume else fresh)
+    overrides = saved_overrides(folder, resume, fresh) if resume else fresh
+    config = load_run_config(run, overrides, resume is not None, folder)
     process = Process.from_environment()
     if dry_run:
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
@@ -162,7 +163,9 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
         lines = plan_lines(config, layout, total_steps, process.device.type, documents)
-        print("\n".join([*lines, *missing_dataset(config.data.dataset, datasets), *remarks]))
+        lines += [disk_line(config, total_steps), *process.remarks()]
+        lines += [*missing_dataset(config.data.dataset, datasets), *unused_tokenizer(config.data, datasets)]
+        print("\n".join([*lines, *remarks]))
 
 
 def carry_out(session: Session, opening: Opening, state: TrainingState, stop: int) -> TrainingState:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig, build_gpt
 from training.checkpoint_files import FOR_THE_MODEL, MODEL, OPTIMIZER, STATE, problem_of
+from training.config_check import another_version
 from training.distributed import Group
 from training.errors import UserError
 from training.foreign_file import instead
@@ -32,6 +33,9 @@ def read_state(folder: Path) -> TrainingState:
         raise UserError(f"{path}: cannot be read ({error.strerror}); take another checkpoint") from error
     except ValidationError as error:
         first = error.errors()[0]
+        unknown = [str(item["loc"][-1]) for item in error.errors() if item["type"] == "unexpected_keyword_argument"]
+        if len(unknown) == error.error_count():
+            raise UserError(another_version(str(path), unknown)) from error
         field = ".".join(str(part) for part in first["loc"]) or "content"
         raise UserError(
             f"{path}: is not a training state; {field}: {first['msg']}{instead(path)}; take another checkpoint"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.config import RunConfig, config_mapping
-from training.config_check import config_from_mapping
+from training.config_check import config_of_record
 from training.errors import one_line
 from training.laboratory.statistics import Seeds
 from training.metrics_file import Metrics, read_metrics, require_file
@@ -84,7 +84,7 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
     require_file(run_folder / CONFIG)
     name = one_line(run_folder.resolve().name)  # in tables, pages and on terminals
     values = read_yaml(run_folder / CONFIG)
-    config = config_from_mapping({**values, "name": "run"}, str(run_folder / CONFIG))
+    config = config_of_record({**values, "name": "run"}, str(run_folder / CONFIG))
     metrics = read_metrics(run_folder / METRICS)
     begin = (metrics.events_named("start", "resume", "import") or [{}])[-1]
     tokens, seconds = metrics.tokens_and_seconds() or (0, 0.0)
