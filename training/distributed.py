@@ -78,6 +78,16 @@ class Process:
         """Whether torchrun, or another launcher with its variables, has started this process."""
         return "RANK" in os.environ
 
+    def remarks(self) -> list[str]:
+        """What the user should know of the number of processes that were started."""
+        cores = cores_here()
+        if self.device.type != "cpu" or self.local_world_size <= cores:
+            return []
+        started = (
+            f"{self.local_world_size} processes were started on a machine with {cores} CPU core{'s' * (cores > 1)}"
+        )
+        return [f"{started}: they take turns, and --nproc_per_node={cores} is at least as fast; the run is the same"]
+
     @contextmanager
     def group(self) -> Iterator["Group"]:
         """Joins the processes of the run, and leaves them in order whatever happens. Every rank must enter."""
@@ -247,9 +257,13 @@ def use_all_cores(local_world_size: int) -> None:
 
     torchrun sets OMP_NUM_THREADS to 1 for several processes, whatever the machine; any other value is the user's.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_world_size > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
-        torch.set_num_threads(max(1, cores // local_world_size))
+        torch.set_num_threads(max(1, cores_here() // local_world_size))
+
+
+def cores_here() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor_name() -> str:

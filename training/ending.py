@@ -64,8 +64,8 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
 
 
 def _last_losses(metrics: Metrics, step: int) -> tuple[float | None, float | None]:
-    """The last training loss, and the validation loss of the end: one on the way is not that."""
-    loss = float(metrics.train[-1]["loss"]) if len(metrics.train) else None
+    """The training loss and the validation loss of the end, as far as they are recorded: one on the way is not that."""
+    loss = float(metrics.train[-1]["loss"]) if step in metrics.train["step"][-1:] else None
     final = metrics.validation[-1] if step in metrics.validation["step"][-1:] else None
     return loss, float(final["loss"]) if final is not None else None
 
@@ -81,6 +81,8 @@ def attempt(log: RunLog, what: str, make: Callable[[], Result]) -> Result | None
 
 def is_finished(folder: Path, step: int) -> bool:
     """Whether this step has been recorded as the run's end; a run that was made longer has had an earlier one."""
+    if not (folder / "metrics.jsonl").exists():
+        return False
     events = read_metrics(folder / "metrics.jsonl").events_named("finished")
     return any(event["step"] == step for event in events)
 

@@ -39,7 +39,10 @@ EVENT_FIELDS: dict[str, type] = {
     "parameters": int,
     "tokens_per_step": int,
     "bad_sequences": int,
+    "tokens": int,
     "seconds": float,
+    "best_step": int,
+    "best_loss": float,
     "layout": dict,
     "documents": dict,
     "changed": dict,
@@ -51,6 +54,7 @@ EVENT_FIELDS: dict[str, type] = {
     "tokenizer_sha256": str,
 }
 """What is read again of events; each may be missing or null."""
+MOST_GAPS = 5
 FIELDS = {"train": TRAIN_FIELDS, "validation": VALIDATION_FIELDS}
 # What a field takes from JSON, and up to which size: a float may lack its point; 1e999 is read as infinity.
 ACCEPTED = {int: ((int,), 2**53), float: ((int, float), sys.float_info.max), bool: ((bool,), 1)}
@@ -81,13 +85,31 @@ class Metrics:
         events = self.events_named("start", "resume", "finished", "stopped", "interrupted")
         return str(events[-1]["event"]) if events else "start"
 
+    @property
+    def reached(self) -> int:
+        """The step that the run has come to, also where the rows before it were lost."""
+        told = [event["step"] for event in self.events_named("start", "resume", "finished", "stopped", "interrupted")]
+        return max([*told, *self.train["step"][-1:].tolist()], default=0)
+
+    def tokens_and_seconds(self) -> tuple[int, float] | None:
+        """Input tokens and training time since the run's beginning; None where the record does not say."""
+        if self.reached in self.train["step"][-1:]:
+            return int(self.train[-1]["tokens"]), float(self.train[-1]["seconds"])
+        told = [event for event in self.events if event["step"] == self.reached and event.get("tokens") is not None]
+        return (int(told[-1]["tokens"]), float(told[-1].get("seconds") or 0.0)) if told else None
+
+    def lacking(self, last: int = 0) -> str | None:
+        """Which steps have no row, up to the one that the run has reached or a later `last`; None where all have."""
+        return _gaps(self.train["step"], max(self.reached, last))
+
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
 
         A new best is saved at once, so it is that of the last checkpoint saved as best: the run knows which losses
         compare, while the numbers recorded are over all there is at the end, over `evaluation.tokens` before, and
         over something else again after a resumption that changes what is validated on. Where no checkpoint says, it
-        is the lowest (the earliest, if several share it) of those over as many targets as the first.
+        is the lowest (the earliest, if several share it) of those over as many targets as the first. A row that was
+        lost is what a later beginning or end of the run says of it, over 0 targets.
         """
         rows = self.validation[np.isfinite(self.validation["loss"])]
         saved = [event["step"] for event in self.events_named("checkpoint") if event.get("best")]
@@ -95,6 +117,11 @@ class Metrics:
         if not len(candidates):
             candidates = rows[rows["target_tokens"] == self.validation["target_tokens"][:1]]
         best: np.void | None = candidates[np.argmin(candidates["loss"])] if len(candidates) else None
+        told = [event for event in self.events if event.get("best_step") and event.get("best_loss") is not None]
+        best_step = told[-1]["best_step"] if told else 0
+        if best_step > max(saved, default=0) and best_step not in self.validation["step"]:
+            lost = (told[-1]["best_step"], told[-1]["best_loss"], 0, math.nan)
+            best = np.array([lost], dtype=self.validation.dtype)[0]
         return best
 
     def validation_curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -279,10 +306,22 @@ def first_value(path: Path, key: str) -> str | None:
     return None
 
 
-def recorded_steps(path: Path, step: int) -> int:
-    """How many of the first `step` steps a metrics.jsonl holds; 0 if it is not there.
+def lacking_steps(path: Path, step: int) -> str | None:
+    """Which of the first `step` steps a metrics.jsonl has no row of: all, if it is not there.
 
     Raises:
         UserError: as `kept_lines` does.
     """
-    return sum(read_row(line)["kind"] == "train" for line in kept_lines(path, step))
+    rows = map(read_row, kept_lines(path, step))
+    return _gaps(np.array([row["step"] for row in rows if row["kind"] == "train"], dtype=np.int64), step)
+
+
+def _gaps(steps: NDArray[np.int64], last: int) -> str | None:
+    """Which steps up to `last` are none of `steps`, ascending, in words; None where none is missing."""
+    edges = np.concatenate([[0], steps, [last + 1]])
+    gaps = [(int(edges[gap]) + 1, int(edges[gap + 1]) - 1) for gap in np.flatnonzero(np.diff(edges) > 1)]
+    if not gaps:
+        return None
+    shown = [f"{first:,}" if first == end else f"{first:,} to {end:,}" for first, end in gaps[:MOST_GAPS]]
+    word = "step" if gaps[0][0] == gaps[-1][1] else "steps"
+    return f"{word} {', '.join(shown)}{', ...' if len(gaps) > MOST_GAPS else ''}"

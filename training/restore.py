@@ -19,6 +19,7 @@ from training.checkpoint_files import (
     number_of,
     problem_of,
 )
+from training.config_check import another_version
 from training.distributed import Group
 from training.errors import UserError
 from training.foreign_file import instead
@@ -47,6 +48,9 @@ def read_state(folder: Path) -> TrainingState:
         raise UserError(f"{path}: cannot be read ({error.strerror}); take another checkpoint") from error
     except ValidationError as error:
         first = error.errors()[0]
+        unknown = [str(item["loc"][-1]) for item in error.errors() if item["type"] == "unexpected_keyword_argument"]
+        if len(unknown) == error.error_count():
+            raise UserError(another_version(str(path), unknown)) from error
         field = ".".join(str(part) for part in first["loc"]) or "content"
         raise UserError(
             f"{path}: is not a training state; {field}: {first['msg']}{instead(path)}; take another checkpoint"

@@ -14,18 +14,12 @@ from typing import Any
 from training import lock
 from training.changes import Changed, change_lines, compare_configs, refuse_changes
 from training.checkpoint import supersede
-from training.checkpoint_files import (
-    SUPERSEDED,
-    checkpoint_name,
-    find_checkpoint,
-    list_checkpoints,
-    number_of,
-)
+from training.checkpoint_files import RESCUE, SUPERSEDED, checkpoint_name, find_checkpoint, list_checkpoints, number_of
 from training.config import RunConfig, config_mapping
-from training.config_check import config_from_mapping
+from training.config_check import config_of_record
 from training.errors import UserError
 from training.launcher import note_begun
-from training.metrics_file import cut_back, recorded_steps
+from training.metrics_file import cut_back, lacking_steps
 from training.restore import read_state
 from training.yaml_reader import yaml_text
 
@@ -59,6 +53,8 @@ class Opening:
     """In what the config is not that of the checkpoint."""
     superseded: tuple[str, ...] = ()
     """Checkpoints after the one to go on from: no longer this run's, removed once its next one is complete."""
+    lacking: str | None = None
+    """What of the run's record is lost; one of the remarks."""
     keeps_others: bool = False
     """Whether a start leaves foreign files alone, and puts checkpoints that cannot be used aside."""
 
@@ -150,7 +146,8 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         except UserError as none_is_good:
             overwrite = holds_run
             if checkpoints:
-                remarks = [f"{none_is_good}; starting afresh, with the old checkpoints kept under another name"]
+                why = str(none_is_good).removesuffix(f"; {RESCUE}")
+                remarks = [f"{why}; starting afresh, with the old checkpoints kept under another name"]
     elif resume is not None:
         found = find_checkpoint(folder, resume)
     if found is None:
@@ -171,14 +168,29 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     newer = [name for name in superseded if name not in dict(found.passed_over)]
     if newer:
         remarks.append(f"newer checkpoints will be removed once the next one is complete: {', '.join(newer)}")
-    saved = config_from_mapping({"name": config.name, **state.config}, str(found.path / "state.json"))
+    saved = config_of_record({"name": config.name, **state.config}, str(found.path / "state.json"))
     changes = compare_configs(saved, config, state.step)
     refuse_changes(changes, folder, state.step)
     remarks += change_lines(changes.taken, state.step)
-    lacking = state.step - recorded_steps(folder / METRICS, state.step)
+    if (goes := _goes_with_fewer(changes.taken, found.path, checkpoints)) and not newer:
+        remarks.append(f"checkpoint.keep is lower now: the next checkpoint removes {', '.join(goes)}")
+    lacking = lacking_steps(folder / METRICS, state.step)
     if lacking:
-        remarks.append(f"{folder / METRICS}: lacks {lacking:,} of the {state.step:,} steps so far; charts will too")
-    return Opening(found.path.name, config_mapping(config), remarks, asdict(state), changes.taken, superseded)
+        lacking = (
+            f"{folder / METRICS}: lacks {lacking} of the {state.step:,} steps so far, and so will charts and report; "
+            "the run itself is whole"
+        )
+        remarks.append(lacking)
+    name, now = found.path.name, config_mapping(config)
+    return Opening(name, now, remarks, asdict(state), changes.taken, superseded, lacking)
+
+
+def _goes_with_fewer(changed: Changed, resumed: Path, checkpoints: list[Path]) -> list[str]:
+    """The checkpoints that a lowered checkpoint.keep removes at the next save, in which they would have stayed."""
+    before, now = changed.get("checkpoint.keep", [1, 1])
+    best, count = resumed.with_name("best").resolve(), len(checkpoints)
+    going = checkpoints[max(0, count - before + 1) : max(0, count - now + 1)]
+    return [path.name for path in going if path.resolve() != best]
 
 
 def _refuse_what_is_no_file(*paths: Path) -> None:
