@@ -105,7 +105,7 @@ def test_a_file_that_is_something_else_is_named_by_its_reader(tmp_path: Path, co
         ("epoch", 1, "epoch is not known here; update"),
         ("step", -5, "step: "),
         ("step", 10**25, "step: "),
-        ("step", 3, "is the state after step 3, not that of the folder's name; call the folder step_00000003, or take"),
+        ("step", 3, "is the state after step 3, not that of the folder's name; call the folder step_00000003, or move"),
         ("step", 100, "call the folder step_00000100"),
         ("tokens", -7, "tokens: "),
         ("tokens", 2**53 + 1, "tokens: "),

@@ -58,7 +58,7 @@ def read_state(folder: Path) -> TrainingState:
     if is_checkpoint_name(folder.name) and number_of(folder) != state.step:
         raise UserError(
             f"{path}: is the state after step {state.step}, not that of the folder's name; "
-            f"call the folder {checkpoint_name(state.step)}, or take another checkpoint"
+            f"call the folder {checkpoint_name(state.step)}, or move it away"
         )
     return state
 
