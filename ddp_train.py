@@ -26,6 +26,7 @@ import typer
 
 from model.gpt import parameter_count
 from training.command import run_command
+from training.compilation import refuse_to_compile
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
@@ -53,7 +54,7 @@ from training.run_folder import (
     refuse_to_start_beside,
     saved_overrides,
 )
-from training.session import Session, build, digests, first_state
+from training.session import Means, Session, build, digests, first_state
 from training.snapshot import TrainingState
 from training.tracking.trackers import check_installed
 
@@ -84,6 +85,9 @@ def main(
             "--activation-checkpointing", help="Keep less and compute it again: less memory, more time, the same run."
         ),
     ] = False,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile; where that fails, go on without.")
+    ] = False,
     find_max_microbatch: Annotated[
         bool,
         typer.Option("--find-max-microbatch", help="Search the largest microbatch that fits, print it and stop."),
@@ -113,7 +117,7 @@ def main(
     if dry_run:
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
         layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
-        print_plan(config, layout, datasets, process, remarks)
+        print_plan(config, layout, datasets, process, remarks, activation_checkpointing)
         return
     if find_max_microbatch:
         refuse_to_search(config, process.device, microbatch)
@@ -122,6 +126,9 @@ def main(
         if process.is_main:
             print("\n".join(lines))
         return
+    means = Means(microbatch, activation_checkpointing, compile_model)
+    if compile_model:
+        refuse_to_compile(config)
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
@@ -129,7 +136,7 @@ def main(
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
-        session = build(config, folder, datasets, microbatch, opening, group, activation_checkpointing)
+        session = build(config, folder, datasets, means, opening, group)
         stack.callback(session.leave)
         gc.freeze()  # what is there stays, and a full collection of 300,000 objects would keep all ranks waiting
         gc.enable()
@@ -177,7 +184,9 @@ def check_services(config: RunConfig) -> None:
         raise UserError(f"hub.every: {config.hub.repo}: {problem}; {REPLACE_STATE}")
 
 
-def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
+def print_plan(
+    config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str], recomputing: bool
+) -> None:
     """Prints what the run would do; the data are looked at only where the config leaves their length open.
 
     Raises:
@@ -189,7 +198,7 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         data = open_training_data(config, datasets / config.data.dataset)
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        lines = plan_lines(config, layout, total_steps, process.device.type, documents)
+        lines = plan_lines(config, layout, total_steps, process.device.type, documents, recomputing)
         lines += [disk_line(config, total_steps), *process.remarks()]
         lines += [*missing_dataset(config.data.dataset, datasets), *unused_tokenizer(config.data, datasets)]
         print("\n".join([*lines, *remarks]))
@@ -241,7 +250,8 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
     documents = session.data.rows.summary
     validation_documents = session.validation.summary if session.validation is not None else None
-    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents):
+    recomputing = session.module.model.recompute_blocks
+    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents, recomputing):
         log.say(line)
     if validation_documents is not None:
         log.say(f"validation: {validation_documents.sentence(config.model.context_length)}")

@@ -6,9 +6,8 @@ Needs `pip install -e '.[export,benchmarks]'`. Both train in fresh processes, in
 does falls on both; the one that begins changes with the round. Prints a line a round, then medians and the ratios with
 their spread.
 
-W1: 6 layers, 6 heads, width 384, context 256, vocabulary 8192, microbatch 8 x accumulation 4.
-W2: GPT-2 small, microbatch 2 x accumulation 2. Both with a tied head and without dropout.
-try: so small that the script itself can be tried in half a minute.
+The workloads are run configs in benchmarks/workloads/; `try` is so small that the script itself can be tried in half a
+minute.
 """
 
 import argparse
@@ -24,65 +23,43 @@ from typing import Any
 
 PROGRAM = Path(__file__).with_name("transformers_trainer.py")
 REPOSITORY = Path(__file__).resolve().parent.parent
-WORKLOADS: dict[str, dict[str, dict[str, Any]]] = {
-    "W1": {
-        "model": {"vocab_size": 8192, "context_length": 256, "emb_dim": 384, "n_heads": 6, "n_layers": 6},
-        "batch": {"world_size": 1, "microbatch": 8, "accumulation": 4},
-    },
-    "W2": {
-        "model": {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12, "n_layers": 12},
-        "batch": {"world_size": 1, "microbatch": 2, "accumulation": 2},
-    },
-    "try": {
-        "model": {"vocab_size": 512, "context_length": 32, "emb_dim": 48, "n_heads": 6, "n_layers": 2},
-        "batch": {"world_size": 1, "microbatch": 8, "accumulation": 4},
-    },
-}
-LIKE_GPT2 = {"dropout": 0.0, "qkv_bias": True, "tie_weights": True, "init": "gpt2"}
-OPTIMIZER = {"learning_rate": 6e-4, "weight_decay": 0.1, "betas": [0.9, 0.95], "decay": "matrices", "clip_norm": 1.0}
+WORKLOADS = Path(__file__).with_name("workloads")
 WARM_UP = 2
 """Steps that are not timed."""
 
 
-def mapping_of(workload: str, amp: str) -> dict[str, Any]:
-    """The run config of a workload."""
-    sections = WORKLOADS[workload]
-    return {
-        "name": workload,
-        **sections,
-        "model": sections["model"] | LIKE_GPT2,
-        "data": {"dataset": "random"},
-        "precision": {"amp": amp, "matmul": "highest"},
-        "optimizer": OPTIMIZER,
-    }
-
-
-def question_for(mapping: dict[str, Any], folder: Path, steps: int, use_cpu: bool) -> dict[str, Any]:
+def question_for(workload: str, amp: str, folder: Path, steps: int, use_cpu: bool) -> dict[str, Any]:
     """What both programs are asked; writes the tokens and the initial weights, as transformers reads them."""
     from safetensors.torch import save_file
 
     from model.gpt import build_gpt
     from training.benchmark.bench_command import write_random_tokens
-    from training.config_check import config_from_mapping
+    from training.config import config_mapping
+    from training.config_file import load_run_config
     from training.exchange.gpt2_format import config_to_gpt2, to_gpt2
 
-    config = config_from_mapping(mapping, mapping["name"])
-    model, tokens = build_gpt(config.model, config.seeds.weights), config.tokens_per_step
-    write_random_tokens(folder, config.model.vocab_size, (WARM_UP + steps) * tokens + 1)
+    config = load_run_config(str(WORKLOADS / f"{workload}.yaml"), [f"precision.amp={amp}"])
+    model, optimizer = build_gpt(config.model, config.seeds.weights), config.optimizer
+    write_random_tokens(folder, config.model.vocab_size, (WARM_UP + steps) * config.tokens_per_step + 1)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     save_file(to_gpt2(weights, config.model), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config_to_gpt2(config.model, "float32", None)))
     return {
-        "mapping": mapping,
+        "name": config.name,
+        "config": config_mapping(config),
         "folder": str(folder),
         "steps": steps,
         "warm_up": WARM_UP,
-        "context": config.model.context_length,
-        "tokens_per_step": tokens,
-        "bf16": config.precision.amp == "bf16",
         "use_cpu": use_cpu,
-        **{key: mapping["batch"][key] for key in ("microbatch", "accumulation")},
-        **{key: OPTIMIZER[key] for key in ("learning_rate", "weight_decay", "betas", "clip_norm")},
+        "context": config.model.context_length,
+        "tokens_per_step": config.tokens_per_step,
+        "microbatch": config.batch.microbatch,
+        "accumulation": config.batch.accumulation,
+        "bf16": amp == "bf16",
+        "learning_rate": optimizer.learning_rate,
+        "weight_decay": optimizer.weight_decay,
+        "betas": optimizer.betas,
+        "clip_norm": optimizer.clip_norm,
     }
 
 
@@ -96,7 +73,8 @@ def train_ours(question: dict[str, Any]) -> dict[str, Any]:
     from training.distributed import Process
     from training.step_records import StepReader
 
-    config, process = config_from_mapping(question["mapping"], "benchmark"), Process.from_environment()
+    config = config_from_mapping({"name": question["name"], **question["config"]}, "benchmark")
+    process = Process.from_environment()
     plan = Plan(config.name, {}, [config.batch.accumulation], 1, torch.get_num_threads(), question["folder"])
     with process.group() as group:
         bench, reader = build_bench(plan, config, group), StepReader(group)
@@ -175,18 +153,17 @@ def main() -> None:
         Path(sys.argv[3]).write_text(json.dumps(train_ours(json.loads(Path(sys.argv[2]).read_text()))))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workload", choices=list(WORKLOADS), default="W1")
+    parser.add_argument("--workload", choices=sorted(path.stem for path in WORKLOADS.glob("*.yaml")), default="W1")
     parser.add_argument("--amp", choices=["off", "bf16"], default="off")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4, help="timed in each round, after two that are not")
     parser.add_argument("--json", type=Path, help="write all that was measured into this file")
     arguments = parser.parse_args()
-    mapping = mapping_of(arguments.workload, arguments.amp)
     import torch
 
     use_cpu, answers = not torch.cuda.is_available(), []
     with tempfile.TemporaryDirectory(prefix="isobatch-trainer-") as folder:
-        question = question_for(mapping, Path(folder), arguments.steps, use_cpu)
+        question = question_for(arguments.workload, arguments.amp, Path(folder), arguments.steps, use_cpu)
         for number in range(arguments.rounds):
             mine, other = measure(question, number)
             answers.append((mine, other))

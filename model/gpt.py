@@ -12,7 +12,9 @@ import torch.nn.functional as F  # noqa: N812  (the field's name for it)
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.dropout import add_branch, attend, drop, site_count
+from model.attention import attend
+from model.dropout import add_branch, drop, site_count
+from model.half_products import Linear
 
 Init = Literal["pytorch", "gpt2"]
 
@@ -78,10 +80,10 @@ class Attention(nn.Module):
         self.n_heads = config.n_heads
         self.dropout = config.dropout
         self.context_length = config.context_length
-        self.query = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
-        self.key = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
-        self.value = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
-        self.output = nn.Linear(config.emb_dim, config.emb_dim)
+        self.query = Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
+        self.key = Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
+        self.value = Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
+        self.output = Linear(config.emb_dim, config.emb_dim)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Mixes each position with those before it: (B, T, E) -> (B, T, E); with dropout, given keys (B, H, 2)."""
@@ -89,11 +91,7 @@ class Attention(nn.Module):
             projection(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, T, E) -> (B, H, T, D)
             for projection in (self.query, self.key, self.value)
         )
-        if keys is None:
-            # is_causal instead of a mask: nothing to store, to broadcast, or to fit to the context length.
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        else:  # that function would draw masks of its own
-            mixed = attend(query, key, value, keys, self.dropout, self.context_length)
+        mixed = attend(query, key, value, keys, self.dropout, self.context_length)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, E)
         return output
 
@@ -103,8 +101,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.emb_dim, 4 * config.emb_dim)
-        self.down = nn.Linear(4 * config.emb_dim, config.emb_dim)
+        self.up = Linear(config.emb_dim, 4 * config.emb_dim)
+        self.down = Linear(4 * config.emb_dim, config.emb_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transforms each position on its own: (B, T, E) -> (B, T, E)."""
@@ -144,7 +142,7 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim, eps=1e-5)
-        self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
+        self.head = Linear(config.emb_dim, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.token_embedding.weight
         self.recompute_blocks = False

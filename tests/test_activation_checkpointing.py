@@ -30,10 +30,10 @@ def losses_and_gradients(config: GPTConfig, dtype: torch.dtype, recompute: bool)
 
     autocast = torch.autocast("cpu", dtype, enabled=dtype != torch.float32)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), autocast:
-        losses = module(rows[:, :-1], rows[:, 1:], dropout_keys(42, 3, range(4), config))
-    losses.sum().backward()
+        weighted, losses = module(rows[:, :-1], rows[:, 1:], dropout_keys(42, 3, range(4), config))
+    weighted.backward()
     gradients = torch.cat([parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None])
-    return losses.detach(), gradients, sum(kept)
+    return losses, gradients, sum(kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

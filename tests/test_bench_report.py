@@ -82,4 +82,8 @@ def test_the_table_says_what_it_shows() -> None:
     assert lines[4].split()[:4] == ["layout", "tokens/s", "GFLOP/s", "%"]
     assert lines[5].startswith("1 x 2 x 1  16 (8-16)")
     assert "accumulation 4 on 2 processes: 80.0 (50.0-100.0) % of the tokens/s without a process group" in lines
+    assert (
+        lines[-2]
+        == "accumulation 4 on 2 processes x 1 thread: 100.0 (50.0-100.0) % of the tokens/s on 1 process x 2 threads"
+    )
     assert lines[-1] == "logging and metrics: 25.00 % of the time at most"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from model.gpt import GPT
+from model.half_products import product_type, sum_type, working_type
 
 IGNORED = -100
 """Marks a position of the targets that is no target."""
@@ -75,11 +76,10 @@ class SequenceLoss(nn.Module):
             targets of the cross entropy in nats, (B,); both float32, or float64 of a model in float64.
         """
         hidden = self.model.hidden(inputs, keys).flatten(0, 1)  # (B*T, E)
-        head, device = self.model.head.weight, hidden.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+        head, dtype = self.model.head.weight, working_type(hidden)
         if weights is None:
             weights = torch.ones(len(targets), device=targets.device)
-        weights = weights.to(_exact(dtype)).unsqueeze(1).expand(targets.shape).flatten()  # (B*T,)
+        weights = weights.to(sum_type(dtype)).unsqueeze(1).expand(targets.shape).flatten()  # (B*T,)
         weighted, losses = head_loss(hidden, head, targets.flatten(), weights, dtype)
         return weighted, losses.view(targets.shape).sum(dim=1)
 
@@ -117,7 +117,7 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        gradients = _Gradients(weights, torch.empty_like(hidden), torch.zeros_like(head, dtype=_exact(dtype)))
+        gradients = _Gradients(weights, torch.empty_like(hidden), torch.zeros_like(head, dtype=sum_type(dtype)))
         losses = _losses(hidden, head, targets, dtype, gradients)
         ctx.save_for_backward(gradients.of_hidden, gradients.of_head)
         ctx.head_dtype = head.dtype
@@ -147,28 +147,29 @@ def _losses(hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, g
     """The losses, and where it is wanted, their gradient: written to what is given for it."""
     losses, size = [], CHUNK_ROWS[hidden.device.type]
     with torch.autocast(hidden.device.type, enabled=False):
-        head = head.to(dtype)
+        exact = product_type(dtype, hidden.device.type)
+        head = head.to(dtype).to(exact)
         for start in range(0, len(hidden), size):
             rows = slice(start, start + size)
-            part, wanted = hidden[rows].to(dtype), targets[rows]
-            table = torch.log_softmax(part @ head.t(), dim=-1, dtype=_exact(dtype))  # (rows, V)
-            loss = F.nll_loss(table, wanted, ignore_index=IGNORED, reduction="none")
+            part, wanted = hidden[rows].to(dtype).to(exact), targets[rows]
+            logits = (part @ head.t()).to(dtype)  # (rows, V)
+            table = torch.softmax(logits, dim=-1, dtype=sum_type(dtype))
+            # ln of the sum of exp, from the likeliest token. log_softmax would give it too, but then the slopes need
+            # exp, which on CPUs takes many times as long as softmax where its results are denormal.
+            normaliser = logits.amax(-1) - table.amax(-1).log()
+            loss = normaliser + F.nll_loss(logits, wanted, ignore_index=IGNORED, reduction="none")
+            loss.masked_fill_(wanted == IGNORED, 0)
             losses.append(loss)
             if gradients is None:
                 continue
             # p - 1 at the target, p elsewhere, times the weight.
             places = wanted.clamp(min=0).unsqueeze(1)
-            table.exp_().scatter_(1, places, torch.expm1(-loss).unsqueeze(1))
+            table.scatter_(1, places, torch.expm1(-loss).unsqueeze(1))
             table.mul_(gradients.weights[rows].masked_fill(wanted == IGNORED, 0).unsqueeze(1))
-            slopes = table.to(dtype)
+            slopes = table.to(dtype).to(exact)
             gradients.of_hidden[rows] = slopes @ head
-            if dtype == gradients.of_head.dtype:
+            if exact == gradients.of_head.dtype:
                 gradients.of_head.addmm_(slopes.t(), part)
             else:
                 gradients.of_head.add_(slopes.t() @ part)
     return torch.cat(losses)
-
-
-def _exact(dtype: torch.dtype) -> torch.dtype:
-    """Where sums are taken: float32 for the half types, else the type itself."""
-    return torch.promote_types(dtype, torch.float32)

@@ -14,6 +14,7 @@ from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint_files import FOR_THE_MODEL, list_checkpoints, problem_of
 from training.checkpoint_writer import CheckpointWriter
+from training.compilation import compile_blocks
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_of_record
 from training.data import (
@@ -43,6 +44,16 @@ from training.snapshot import TrainingState, weights_digest
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
 from training.tracking.trackers import Trackers
+
+
+@dataclass(frozen=True)
+class Means:
+    """How this machine computes the run: the command line's, none of which makes it another run."""
+
+    microbatch: int | None = None
+    """Most sequences at once; None = the config's."""
+    activation_checkpointing: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,14 +123,13 @@ def build(
     config: RunConfig,
     folder: Path,
     datasets: Path,
-    microbatch: int | None,
+    means: Means,
     opening: Opening,
     group: Group,
-    activation_checkpointing: bool = False,
 ) -> Session:
     """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
     process = group.process
-    layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
+    layout = plan_layout(config.batch, process.world_size, means.microbatch, config.bitwise)
     torch.set_float32_matmul_precision(config.precision.matmul)
     if config.bitwise:
         process.use_reproducible_kernels()
@@ -133,18 +143,21 @@ def build(
     tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
 
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
-    model.recompute_blocks = activation_checkpointing
+    model.recompute_blocks = means.activation_checkpointing
     optimizer = build_optimizer(model, config.optimizer)
     if source is not None:
         group.first("weights", lambda: load_weights(Path(source), model))  # all get rank 0's below
     if opening.checkpoint is not None:
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
+    compiled = compile_blocks(model, config, layout.microbatch, group) if means.compile else None
     gradients = gradient_sums(SequenceLoss(model), group, config)
     clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
     log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
     for remark in [*process.remarks(), *unused_tokenizer(config.data, datasets)] if process.is_main else []:
         log.say(remark)
+    if compiled:
+        log.say(compiled)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     uploads = uploads_of(config, folder, log) if process.is_main else None
     return Session(

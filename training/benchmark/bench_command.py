@@ -30,6 +30,10 @@ def bench(
         list[int] | None,
         typer.Option(min=1, help="Processes; repeatable.  [default: 1, and one for each GPU, without GPUs 2]"),
     ] = None,
+    activation_checkpointing: Annotated[
+        bool, typer.Option("--activation-checkpointing", help="As ddp_train.py takes it.")
+    ] = False,
+    compile_model: Annotated[bool, typer.Option("--compile", help="As ddp_train.py takes it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure the steps of a run on this machine, beside what it can do; on random tokens, nothing is kept."""
@@ -51,7 +55,9 @@ def bench(
         )
     accumulations = sorted(set(accumulation or ACCUMULATIONS))
     with tempfile.TemporaryDirectory(prefix="isobatch-bench-") as folder:
-        plan = Plan(config.name, config_mapping(config), accumulations, rounds, torch.get_num_threads(), folder)
+        threads, asked = torch.get_num_threads(), config_mapping(config)
+        ways = (activation_checkpointing, compile_model)
+        plan = Plan(config.name, asked, accumulations, rounds, threads, folder, *ways)
         sequences = config.batch.microbatch * accumulations[-1] * counts[-1]
         write_random_tokens(Path(folder), config.model.vocab_size, 2 * sequences * config.model.context_length + 1)
         launches = [launch(plan, count) for count in counts]

@@ -7,6 +7,7 @@ multiplies large matrices before and after: what is computed is compared with wh
 A last step with each accumulation runs under a profiler, for its parts.
 """
 
+import gc
 import json
 import math
 import sys
@@ -26,6 +27,7 @@ from model.gpt import build_gpt
 from training.benchmark.peak_memory import peak_memory, reset_peak_memory
 from training.benchmark.step_parts import STEP, seconds_by_part
 from training.command import run_command
+from training.compilation import compile_blocks
 from training.config import Batch, Data, RunConfig
 from training.config_check import config_from_mapping
 from training.data import open_training_data
@@ -65,6 +67,8 @@ class Plan:
     """Of all processes together, on a CPU."""
     folder: str
     """Where the random tokens are, and where the result goes."""
+    activation_checkpointing: bool = False
+    compile: bool = False
 
 
 @dataclass
@@ -142,6 +146,9 @@ class Bench:
             Measured(trainer.config.batch.accumulation, not isinstance(trainer.gradients, LocalGradients))
             for trainer in self.trainers
         ]
+        self._say("warming up")
+        for step in range(2):  # DDP forms its buckets in the first
+            self.trainers[0].step(step)
         numbers = [self._steps_at_once(trainer) for trainer in self.trainers]
         rate = self._rate()
         for number in range(rounds):
@@ -160,10 +167,7 @@ class Bench:
         ]
 
     def _steps_at_once(self, trainer: Trainer) -> int:
-        """Warms up; how many steps take as long as lies between two reads of results in a run, on every rank."""
-        self._say(f"warming up, accumulation {trainer.config.batch.accumulation}")
-        for step in range(2):  # DDP forms its buckets in the first
-            trainer.step(step)
+        """How many steps take as long as lies between two reads of results in a run; the same on every rank."""
         measured = Measured(0, False)
         self._span(trainer, 1, measured)
         return math.ceil(SECONDS_BETWEEN_READS / measured.step_seconds[0])
@@ -263,6 +267,11 @@ def build_bench(plan: Plan, config: RunConfig, group: Group) -> Bench:
     if config.bitwise:
         process.use_reproducible_kernels()
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
+    model.recompute_blocks = plan.activation_checkpointing
+    if plan.compile:
+        said = compile_blocks(model, config, config.batch.microbatch, group)
+        if process.is_main:
+            print(f"{PROGRESS}{said}", file=sys.stderr, flush=True)
     optimizer, scaler = build_optimizer(model, config.optimizer), build_scaler(config.precision)
     module = SequenceLoss(model)
     gradients = gradient_sums(module, group, config)
@@ -290,6 +299,7 @@ def main(plan_file: Annotated[Path, typer.Argument()]) -> None:
     with process.group() as group:
         try:
             bench = build_bench(plan, config, group)
+            gc.freeze()  # as ddp_train.py does
             found = bench.measure(plan.rounds)
         except RuntimeError as error:
             if not is_out_of_memory(error):

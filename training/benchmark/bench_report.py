@@ -58,6 +58,7 @@ class Report:
 
     run: str
     parameters: int
+    context_length: int
     flops_per_token: int
     device: str
     machine: str
@@ -99,6 +100,7 @@ def build_report(config: RunConfig, launches: Sequence[Launched]) -> Report:
     return Report(
         run=config.name,
         parameters=parameter_count(config.model),
+        context_length=config.model.context_length,
         flops_per_token=per_token,
         device=first.device,
         machine=max(launches, key=lambda launched: launched.world_size).machine,
@@ -150,7 +152,6 @@ def report_lines(report: Report) -> list[str]:
     """The table, and what it means."""
     accumulation = report.rows[-1].accumulation
     share = max(row.logging_share.median for row in report.rows)
-    alone = "what one process makes of the same cores" if report.device == "cpu" else "one GPU's rate on each"
     return [
         f"run {report.run}: {report.parameters:,} parameters, {report.flops_per_token / 1e6:,.1f} MFLOP per token, "
         f"{report.precision}; {report.machine}, torch {report.torch}",
@@ -167,7 +168,8 @@ def report_lines(report: Report) -> list[str]:
             for processes, ratio in report.without_group.items()
         ),
         *(
-            f"accumulation {accumulation} on {_processes(processes)}: {ratio.show('.1f', 100)} % of {alone}"
+            f"accumulation {accumulation} on {_where(report, processes)}: {ratio.show('.1f', 100)} % of the tokens/s "
+            + (f"on {_where(report, 1)}" if report.device == "cpu" else "of one GPU, for each")
             for processes, ratio in report.efficiency.items()
         ),
         f"logging and metrics: {100 * share:.2f} % of the time at most",
@@ -176,18 +178,21 @@ def report_lines(report: Report) -> list[str]:
 
 def _ceiling(report: Report, processes: int) -> str:
     rows, inner, columns = PRODUCT
-    threads = report.threads[processes]
     note = "; this CPU has no instructions for bf16 and computes through float32" if report.emulated else ""
-    where = f"{_processes(processes)} x {threads} thread{'s' * (threads > 1)}"
-    where = where if report.device == "cpu" else _processes(processes)
     return (
-        f"R = {report.rates[processes].show(',.1f', 1 / GIGA)} GFLOP/s on {where}: "
+        f"R = {report.rates[processes].show(',.1f', 1 / GIGA)} GFLOP/s on {_where(report, processes)}: "
         f"{report.product_dtype} products of {rows}x{inner}x{columns}{note}"
     )
 
 
 def _processes(number: int) -> str:
     return f"{number} process{'es' * (number > 1)}"
+
+
+def _where(report: Report, processes: int) -> str:
+    threads = report.threads[processes]
+    on_cpu = f" x {threads} thread{'s' * (threads > 1)}" if report.device == "cpu" else ""
+    return f"{_processes(processes)}{on_cpu}"
 
 
 def _table(rows: Sequence[Row]) -> list[str]:
