@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ def numbered(*records: StepRecord) -> list[StepRecord]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines, read as strict JSON."""
+    """The lines, read as strict JSON, without the time of day that each event has, in UTC."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    for line in lines:
+        if "time" in line:
+            assert datetime.fromisoformat(line.pop("time")).utcoffset() == timedelta()
+    return lines
 
 
 @pytest.fixture

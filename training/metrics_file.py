@@ -42,6 +42,8 @@ EVENT_FIELDS: dict[str, type] = {
     "seconds": float,
     "best_step": int,
     "best_loss": float,
+    "had_reached": int,
+    "starts": int,
     "layout": dict,
     "documents": dict,
     "changed": dict,
@@ -100,6 +102,10 @@ class Metrics:
     def lacking(self, last: int = 0) -> str | None:
         """Which steps have no row, up to the one that the run has reached or a later `last`; None where all have."""
         return _gaps(self.train["step"], max(self.reached, last))
+
+    def lacking_up_to(self, step: int) -> str | None:
+        """Which of the first `step` steps have no row."""
+        return _gaps(self.train["step"][self.train["step"] <= step], step)
 
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
@@ -279,13 +285,13 @@ def first_value(path: Path, key: str) -> str | None:
     return None
 
 
-def lacking_steps(path: Path, step: int) -> str | None:
-    """Which of the first `step` steps a metrics.jsonl has no row of: all, if it is not there or not readable."""
+def read_if_any(path: Path) -> Metrics:
+    """The same as `read_metrics`, without a row where the file is not there or not readable."""
     try:
-        steps = read_metrics(path).train["step"]
+        return read_metrics(path)
     except UserError:  # cut_back names what is wrong
-        steps = np.array([], dtype=np.int64)
-    return _gaps(steps[steps <= step], step)
+        train, validation = (np.array([], dtype=list(fields.items())) for fields in (TRAIN_FIELDS, VALIDATION_FIELDS))
+        return Metrics(train, validation, [])
 
 
 def _gaps(steps: NDArray[np.int64], last: int) -> str | None:
