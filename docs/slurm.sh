@@ -15,7 +15,7 @@
 #SBATCH --open-mode=append
 #SBATCH --output=isobatch-%j.log
 
-# Here what your shell needs before it finds torchrun, which all nodes take over: module load ..., source .venv/bin/activate
+# What a shell needs to find torchrun comes here, and all nodes take it over: module load ..., source .venv/bin/activate
 
 first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 port=$((20000 + SLURM_JOB_ID % 20000)) # another one for each job that might share a node
