@@ -29,12 +29,12 @@ srun --kill-on-bad-exit=1 ${SLURM_CPUS_PER_TASK:+"--cpus-per-task=$SLURM_CPUS_PE
 training=$!
 
 requeue=no
+preempted=no
 leave() {
-    requeue=$1
     kill -TERM "$training" 2>/dev/null # srun sends it on to each torchrun, and that to its workers
 }
-trap 'leave yes' USR1
-trap 'leave "$requeue"' TERM
+trap 'requeue=yes; leave' USR1
+trap 'preempted=yes; leave' TERM
 
 wait "$training"
 while kill -0 "$training" 2>/dev/null; do # a signal has ended the wait, not the training
@@ -44,5 +44,7 @@ wait "$training" # once more: its own status, whatever has ended the last wait
 status=$?
 if [ "$requeue" = yes ] && [ "$status" -ne 0 ]; then
     scontrol requeue "$SLURM_JOB_ID"
+elif [ "$preempted" = yes ] && [ "$status" -ne 0 ]; then
+    sleep 600 # Slurm puts back a job that it ends itself, when its grace time is over, and none that has ended before
 fi
 exit "$status"

@@ -16,6 +16,7 @@ SBATCH = f'export {JOB}\nexec bash "$@"'
 SCONTROL = '[ "$1" = show ] && echo 127.0.0.1\n[ "$1" = requeue ] && echo "$2" >> "$NOTES/requeued"\nexit 0'
 # Slurm's own hands signals on; in the place of torchrun's process, this one is the one that gets them.
 SRUN = '[ "$2" = --cpus-per-task=4 ] || exit 3\nshift 3\nexec "{python}" -m torch.distributed.run "$@"'
+SLEEP = '[ "$1" = 600 ] && touch "$NOTES/waited" && exit\nexec /bin/sleep "$@"'
 LEAVES = """trap 'sleep 0.5; touch "$NOTES/left"; exit {}' TERM
 touch "$NOTES/ready"
 while :; do sleep 0.1; done"""
@@ -27,7 +28,7 @@ class Slurm:
     def __init__(self, folder: Path, srun: str) -> None:
         self.folder = folder
         (folder / "bin").mkdir()
-        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("srun", srun)):
+        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("srun", srun), ("sleep", SLEEP)):
             (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
             (folder / "bin" / name).chmod(0o755)
 
@@ -74,7 +75,7 @@ def test_the_script_is_one_and_asks_for_a_signal_and_requeueing() -> None:
 def test_only_what_was_interrupted_is_put_into_the_queue_again(
     tmp_path: Path, srun: str, signals: list[signal.Signals], status: int, requeued: int
 ) -> None:
-    """By the end of its time; what Slurm itself ends, it puts back or not. Either way training saves first."""
+    """By the end of its time. What Slurm itself ends, it puts back or not, if it is still there; training saves first."""
     slurm = Slurm(tmp_path, srun)
     job = slurm.start("tiny", "datasets/")
     while signals and not (tmp_path / "ready").exists():
@@ -85,6 +86,7 @@ def test_only_what_was_interrupted_is_put_into_the_queue_again(
     assert job.wait(30) == status
     assert (tmp_path / "left").exists() == bool(signals)
     assert slurm.requeued == requeued
+    assert (tmp_path / "waited").exists() == (signals == [signal.SIGTERM])
 
 
 @pytest.mark.slow
