@@ -262,6 +262,9 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     # The rows before may have been lost, so it says what they did.
     so_far = {key: getattr(state, key) for key in ("tokens", "seconds", "best_step", "best_loss")}
     where = {"checkpoint": opening.checkpoint, "changed": opening.changed, **so_far} if opening.checkpoint else {}
+    where |= {"starts": opening.starts} if opening.starts > 1 else {}
+    where |= {"had_reached": opening.had_reached} if opening.had_reached else {}
+    where |= {"ended": opening.ended} if opening.ended else {}
     log.event(
         state.step,
         "resume" if opening.checkpoint else "start",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,9 @@ def finish(folder: Path, total_steps: int, text: tuple[str, str] | None, step: i
         state_at(step), tokens=1024 * step, seconds=0.5 * step, best_step=step or None, best_loss=4.25 if step else None
     )
     finish_run(folder, log, state, total_steps, text)
-    return read_metrics(folder / "metrics.jsonl").events[before:]
+    events = read_metrics(folder / "metrics.jsonl").events[before:]
+    assert all(datetime.fromisoformat(event.pop("time")).tzinfo for event in events)
+    return events
 
 
 ROWS = [begin(0, "start", 1), *map(train_row, (1, 2, 3)), validation_row(3, 4.25)]

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from training import lock
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated
 from training.metrics import RunLog
-from training.metrics_file import cut_back, lacking_steps, read_metrics
+from training.metrics_file import cut_back, read_metrics, read_to_go_on
 from training.step_records import StepRecord
 
 
@@ -29,12 +30,16 @@ def numbered(*records: StepRecord) -> list[StepRecord]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines, read as strict JSON."""
+    """The lines, read as strict JSON, without the time of day that each event has, in UTC."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    for line in lines:
+        if "time" in line:
+            assert datetime.fromisoformat(line.pop("time")).utcoffset() == timedelta()
+    return lines
 
 
 @pytest.fixture
@@ -133,21 +138,21 @@ def test_a_line_that_is_no_record_is_refused_before_a_step_is_trained(path: Path
     content = f"{json.dumps(train_row(1))}\n{line}\n{json.dumps(train_row(2))}\n"
     path.write_text(content)
     said = f"^{path}, line 2: {re.escape(problem)}.*; remove or repair the line, or move the file away: the run goes on"
-    for go_on in (cut_back, lacking_steps):
+    for go_on in (cut_back, read_to_go_on):
         with pytest.raises(UserError, match=said):
             go_on(path, 5)
     assert path.read_text() == content
     path.write_text(content.replace(f"{line}\n", "", 1) if line else content.replace("\n\n", "\n"))
-    assert lacking_steps(path, 2) is None
+    assert read_to_go_on(path, 2).lacking_up_to(2) is None
     path.unlink()
-    assert lacking_steps(path, 2) == "steps 1 to 2"
+    assert read_to_go_on(path, 2).lacking_up_to(2) == "steps 1 to 2"
 
 
 def test_rows_behind_the_step_go_whatever_they_are(path: Path) -> None:
     """Two processes that trained one run leave such a tail; what is kept can be read."""
     rows = [train_row(1), train_row(2), train_row(4), train_row(3), {"kind": "of a newer version", "step": 4}]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    assert lacking_steps(path, 2) is None
+    assert read_to_go_on(path, 2).lacking_up_to(2) is None
     cut_back(path, 2)
     assert read_metrics(path).train["step"].tolist() == [1, 2]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import REPOSITORY
-from recorded_runs import train_row
+from recorded_runs import event, train_row
 from small_checkpoints import TINY, adamw, state_at
 from small_configs import small_config
 
@@ -457,7 +457,9 @@ def test_metrics_that_lack_steps_are_told(folder: Path, content: str | None, lac
         (folder / METRICS).write_text(rows)
     opening = open_run(folder, config, "latest", overwrite=False)
     told = f"{folder / METRICS}: lacks {lacking} of the 4 steps so far, and so will charts and report; "
-    assert opening.remarks == ([f"{told}the run itself is whole"] if lacking else [])
+    assert [line for line in opening.remarks if "again" not in line] == (
+        [f"{told}the run itself is whole"] * bool(lacking)
+    )
     begin(folder, opening)
     assert read_metrics(folder / METRICS).train["step"].max(initial=0) <= 4
 
@@ -469,6 +471,41 @@ def test_a_checkpoint_whose_config_is_none(folder: Path) -> None:
     write_checkpoint(folder, take_snapshot(model, adamw(model), state_at(4)))
     with pytest.raises(UserError, match=rf"^{folder / 'step_00000004' / 'state.json'} has 2 problems"):
         open_run(folder, small_config(), "latest", overwrite=False)
+
+
+@pytest.mark.parametrize("ended", ["killed", "interrupted"])
+def test_steps_that_are_computed_again_are_told(folder: Path, ended: str) -> None:
+    """A run that was killed leaves rows behind its last checkpoint."""
+    config = start(folder)
+    save(folder, 4)
+    rows = [event(0, "start"), *map(train_row, range(1, 10)), *([event(9, ended)] if ended == "interrupted" else [])]
+    (folder / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    opening = open_run(folder, config, "latest", overwrite=False)
+    assert opening.remarks == [f"it had reached step 9 ({ended}): 5 steps will be computed again"]
+    assert (opening.had_reached, opening.ended, opening.starts) == (9, ended, 1)
+    begin(folder, opening)
+    again = open_run(folder, config, "latest", overwrite=False)
+    assert (again.remarks, again.had_reached) == ([], 0), "they were cut off"
+
+
+def test_a_restart_before_the_first_checkpoint_is_told_and_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torchrun, which starts all again; another torchrun starts a run of its own."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
+    config = start(folder)
+    for starts in (2, 3):
+        rows = [event(0, "start", **({"starts": starts - 1} if starts > 2 else {})), *map(train_row, (1, 2))]
+        (folder / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        opening = open_run(folder, config, "auto", overwrite=True)
+        assert (opening.had_reached, opening.ended, opening.starts) == (2, "killed", starts)
+        assert opening.remarks == [
+            f"no checkpoint was written yet: the run begins again (start {starts} by the same torchrun)",
+            "it had reached step 2 (killed): 2 steps will be computed again",
+        ]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    opening = open_run(folder, config, "auto", overwrite=True)
+    assert (opening.remarks, opening.starts) == ([], 1)
 
 
 @pytest.mark.parametrize(

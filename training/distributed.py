@@ -118,11 +118,8 @@ class Process:
             # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
             if everywhere or self.device.type == "cpu" or self.world_size == 1:
                 dist.destroy_process_group()
-            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
-                raise LostError(
-                    f"rank {self.rank}: another process of the run is gone or does not answer (its own messages say "
-                    f"why; here: {str(error).splitlines()[0]}); the last checkpoint is as it was: --resume latest"
-                ) from error
+            if is_loss(error):
+                raise LostError(f"rank {self.rank}: {lost_text('another process of the run')}") from error
             raise
         dist.destroy_process_group()
 
@@ -250,6 +247,19 @@ def _average_in_bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future
     rounded = buffer.div_(dist.get_world_size()).to(torch.bfloat16)
     exchanged: torch.futures.Future[list[Tensor]] = dist.all_reduce(rounded, async_op=True).get_future()
     return exchanged.then(lambda averaged: buffer.copy_(averaged.value()[0]))
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error is what a collective raises where another process is gone."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+def lost_text(who: str) -> str:
+    """What is said where another process is gone; what gloo or NCCL say of it is about sockets."""
+    return (
+        f"{who} is gone or does not answer; its own messages say why, or it was killed (out of memory: see dmesg); the "
+        "last checkpoint is as it was: go on with --resume latest"
+    )
 
 
 def use_all_cores(local_world_size: int) -> None:

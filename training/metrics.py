@@ -2,6 +2,7 @@
 
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,9 @@ class RunLog:
             self._progress.validation(step, evaluated.loss, evaluated.target_tokens, best)
 
     def event(self, step: int, event: str, **values: Any) -> None:
-        """Records something that happened after `step` updates."""
-        self._write({"kind": "event", "step": step, "event": event, **values})
+        """Records something that happened after `step` updates, and the time of day."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write({"kind": "event", "step": step, "event": event, "time": now, **values})
 
     def checkpoint(self, step: int, name: str, is_best: bool, seconds: float, stall: float) -> None:
         """Records a checkpoint, how long writing it took, and how long training waited."""

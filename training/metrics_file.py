@@ -4,6 +4,7 @@ import io
 import math
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ EVENT_FIELDS: dict[str, type] = {
     "seconds": float,
     "best_step": int,
     "best_loss": float,
+    "had_reached": int,
+    "starts": int,
     "layout": dict,
     "documents": dict,
     "changed": dict,
@@ -102,6 +105,10 @@ class Metrics:
         """Which steps have no row, up to the one that the run has reached or a later `last`; None where all have."""
         return _gaps(self.train["step"], max(self.reached, last))
 
+    def lacking_up_to(self, step: int) -> str | None:
+        """Which of the first `step` steps have no row."""
+        return _gaps(self.train["step"][self.train["step"] <= step], step)
+
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
 
@@ -152,19 +159,23 @@ def read_metrics(path: Path) -> Metrics:
         UserError: there is no such file, or a line is not a row of the format (strict JSON, a known kind,
             all keys, steps of a kind strictly increasing); the message names the file and the line.
     """
-    rows: dict[str, list[Any]] = {"train": [], "validation": [], "event": []}
     require_file(path)
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = read_row(line)
-                kind = row["kind"]
-                refuse_order(row, rows[kind][-1][0] if kind in FIELDS and rows[kind] else None)
-            except ValueError as problem:
-                if not line.endswith(b"\n"):
-                    break
-                raise bad_line(path, number, problem) from problem
-            rows[kind].append(tuple(row[name] for name in FIELDS[kind]) if kind in FIELDS else row)
+        return _metrics_of(path, lines)
+
+
+def _metrics_of(path: Path, lines: Iterable[bytes]) -> Metrics:
+    rows: dict[str, list[Any]] = {"train": [], "validation": [], "event": []}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = read_row(line)
+            kind = row["kind"]
+            refuse_order(row, rows[kind][-1][0] if kind in FIELDS and rows[kind] else None)
+        except ValueError as problem:
+            if not line.endswith(b"\n"):
+                break
+            raise bad_line(path, number, problem) from problem
+        rows[kind].append(tuple(row[name] for name in FIELDS[kind]) if kind in FIELDS else row)
     return Metrics(
         train=np.array(rows["train"], dtype=list(TRAIN_FIELDS.items())),
         validation=np.array(rows["validation"], dtype=list(VALIDATION_FIELDS.items())),
@@ -306,14 +317,25 @@ def first_value(path: Path, key: str) -> str | None:
     return None
 
 
-def lacking_steps(path: Path, step: int) -> str | None:
-    """Which of the first `step` steps a metrics.jsonl has no row of: all, if it is not there.
+def read_if_any(path: Path) -> Metrics:
+    """The same as `read_metrics`, without a row where the file is not there or not readable."""
+    try:
+        return read_metrics(path)
+    except UserError:
+        return _metrics_of(path, [])
+
+
+def read_to_go_on(path: Path, step: int) -> Metrics:
+    """The record of a run that goes on behind a step: of one that cannot be read to its end, the `kept_lines`.
 
     Raises:
         UserError: as `kept_lines` does.
     """
-    rows = map(read_row, kept_lines(path, step))
-    return _gaps(np.array([row["step"] for row in rows if row["kind"] == "train"], dtype=np.int64), step)
+    kept = kept_lines(path, step)
+    try:
+        return read_metrics(path)
+    except UserError:
+        return _metrics_of(path, kept)
 
 
 def _gaps(steps: NDArray[np.int64], last: int) -> str | None:

@@ -19,7 +19,7 @@ from training.config import RunConfig, config_mapping
 from training.config_check import config_of_record
 from training.errors import UserError
 from training.launcher import note_begun
-from training.metrics_file import cut_back, lacking_steps
+from training.metrics_file import Metrics, cut_back, read_if_any, read_to_go_on
 from training.restore import read_state
 from training.yaml_reader import yaml_text
 
@@ -55,6 +55,12 @@ class Opening:
     """Checkpoints after the one to go on from: no longer this run's, removed once its next one is complete."""
     lacking: str | None = None
     """What of the run's record is lost; one of the remarks."""
+    had_reached: int = 0
+    """The last step recorded, where it lies behind the one to go on from: steps since are computed again."""
+    ended: str = ""
+    """How that came: interrupted, stopped, finished or killed."""
+    starts: int = 1
+    """How many times torchrun has started the run before its first checkpoint."""
     keeps_others: bool = False
     """Whether a start leaves foreign files alone, and puts checkpoints that cannot be used aside."""
 
@@ -154,7 +160,8 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         if not overwrite and any(not _is_trifle(path) for path in _entries(folder)):
             what = "a run already; go on with --resume latest" if holds_run else "other files; choose another --output"
             raise UserError(f"{folder}: holds {what}, or start again with --overwrite (which deletes all of it)")
-        return Opening(None, config_mapping(config), remarks, keeps_others=resume == "auto")
+        past = _past(read_if_any(folder / METRICS), 0, remarks) if begun_by_this_launch(folder) else {}
+        return Opening(None, config_mapping(config), remarks, keeps_others=resume == "auto", **past)
     remarks = [f"passed over {name}: {reason}" for name, reason in found.passed_over]
     state = read_state(found.path)
     if found.path not in checkpoints:  # scp -r and object stores turn links into folders
@@ -174,7 +181,8 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
     remarks += change_lines(changes.taken, state.step)
     if (goes := _goes_with_fewer(changes.taken, found.path, checkpoints)) and not newer:
         remarks.append(f"checkpoint.keep is lower now: the next checkpoint removes {', '.join(goes)}")
-    lacking = lacking_steps(folder / METRICS, state.step)
+    record = read_to_go_on(folder / METRICS, state.step)
+    lacking = record.lacking_up_to(state.step)
     if lacking:
         lacking = (
             f"{folder / METRICS}: lacks {lacking} of the {state.step:,} steps so far, and so will charts and report; "
@@ -182,7 +190,26 @@ def open_run(folder: Path, config: RunConfig, resume: str | None, overwrite: boo
         )
         remarks.append(lacking)
     name, now = found.path.name, config_mapping(config)
-    return Opening(name, now, remarks, asdict(state), changes.taken, superseded, lacking)
+    past = _past(record, state.step, remarks)
+    return Opening(name, now, remarks, asdict(state), changes.taken, superseded, lacking, **past)
+
+
+def _past(record: Metrics, step: int, remarks: list[str]) -> dict[str, Any]:
+    """How far a run had come that now goes on from a step, or begins again at 0, for its Opening; adds a remark."""
+    ended = record.ending if record.ending in ("finished", "stopped", "interrupted") else "killed"
+    past: dict[str, Any] = {"ended": ended} if record.events else {}
+    if step == 0 and record.events:
+        past["starts"] = int(record.events[0].get("starts") or 1) + 1
+        remarks.append(
+            f"no checkpoint was written yet: the run begins again (start {past['starts']} by the same torchrun)"
+        )
+    if record.reached > step:
+        past["had_reached"] = record.reached
+        lost = record.reached - step
+        remarks.append(
+            f"it had reached step {record.reached:,} ({ended}): {lost:,} step{'s' * (lost > 1)} will be computed again"
+        )
+    return past
 
 
 def _goes_with_fewer(changed: Changed, resumed: Path, checkpoints: list[Path]) -> list[str]:
