@@ -31,11 +31,11 @@ from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
 from training.data import check_described_vocabulary, open_training_data
-from training.datasets_folder import known_datasets, missing_dataset
+from training.datasets_folder import known_datasets, missing_dataset, unused_tokenizer
 from training.distributed import Group, Process
 from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import UserError
-from training.free_space import check_free_space
+from training.free_space import check_free_space, disk_line
 from training.interruption import Interruption
 from training.layout import Layout, describe, plan_layout
 from training.loop import best_of, train, with_comparable_best
@@ -111,7 +111,8 @@ def main(
     begun = begun_by_this_launch(folder)
     if begun:
         resume, overwrite = "auto", False  # torchrun starts a failed run again: what it has done so far must stay
-    config = load_run_config(run, saved_overrides(folder, resume, fresh) if resume else fresh)
+    overrides = saved_overrides(folder, resume, fresh) if resume else fresh
+    config = load_run_config(run, overrides, resume is not None, folder)
     process = Process.from_environment()
     if dry_run:
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
@@ -198,7 +199,9 @@ def print_plan(
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
         lines = plan_lines(config, layout, total_steps, process.device.type, documents, recomputing)
-        print("\n".join([*lines, *missing_dataset(config.data.dataset, datasets), *remarks]))
+        lines += [disk_line(config, total_steps), *process.remarks()]
+        lines += [*missing_dataset(config.data.dataset, datasets), *unused_tokenizer(config.data, datasets)]
+        print("\n".join([*lines, *remarks]))
 
 
 def carry_out(session: Session, opening: Opening, state: TrainingState, stop: int) -> TrainingState:
@@ -206,16 +209,18 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
     group, folder = session.group, session.folder
     if opening.checkpoint is None or state.step < stop or (state.step == stop and state.evaluation_due):
         group.first("space", partial(check_free_space, folder, session.config, opening, state, stop))
-        with Interruption(group) as interruption:
-            group.first("begin", lambda: begin(folder, opening))
-            group.first("launch", lambda: note_launch(folder), per_node=True)
-            session.log.start(state.step, state.seconds, state.tokens, best_of(state))
-            group.first("announce", partial(announce, session, opening, state))
-            recomputing = session.module.model.recompute_blocks
-            with memory_told(group.process, session.trainer.layout, session.config, recomputing):
-                state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
+        # Until a step is trained, a signal ends the process: there is nothing to save.
+        group.first("begin", lambda: begin(folder, opening))
+        group.first("launch", lambda: note_launch(folder), per_node=True)
+        session.log.start(state.step, state.seconds, state.tokens, best_of(state))
+        group.first("announce", partial(announce, session, opening, state))
+        recomputing = session.module.model.recompute_blocks
+        told = memory_told(group.process, session.trainer.layout, session.config, recomputing)
+        with Interruption(group) as interruption, told:
+            state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
-        session.log.say(nothing_left(session, opening, state))
+        for line in nothing_left(session, opening, state):
+            session.log.say(line)
         if group.first("finished", lambda: state.step < session.data.total_steps or is_finished(folder, state.step)):
             return state
         # It was killed between its last checkpoint and the end.
@@ -232,11 +237,12 @@ def mend(session: Session, state: TrainingState) -> None:
         session.trackers.start(state.step)
 
 
-def nothing_left(session: Session, opening: Opening, state: TrainingState) -> str:
-    """What is said where a resumption has no step to train; nothing is changed then, the config neither."""
+def nothing_left(session: Session, opening: Opening, state: TrainingState) -> list[str]:
+    """The lines that are said where a resumption has no step to train; nothing is changed then, the config neither."""
     text = f"{session.folder}: nothing left to do, {state.step:,} of {session.data.total_steps:,} steps are done"
     not_taken = [key for key in opening.changed if not key.startswith("hub.")]
-    return f"{text}; not taken: {', '.join(not_taken)}" if not_taken else text
+    text = f"{text}; not taken: {', '.join(not_taken)}" if not_taken else text
+    return [text, *([opening.lacking] if opening.lacking else [])]
 
 
 def announce(session: Session, opening: Opening, state: TrainingState) -> None:
@@ -253,7 +259,12 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
         log.say(remark)
     log.say(f"{session.folder}: " + (f"going on from {opening.checkpoint}" if opening.checkpoint else "starting"))
     # `changed`, [old, new] by key, is empty where the config is as it was, so that who reads it need not ask.
-    where = {"checkpoint": opening.checkpoint, "changed": opening.changed} if opening.checkpoint else {}
+    # The rows before may have been lost, so it says what they did.
+    so_far = {key: getattr(state, key) for key in ("tokens", "seconds", "best_step", "best_loss")}
+    where = {"checkpoint": opening.checkpoint, "changed": opening.changed, **so_far} if opening.checkpoint else {}
+    where |= {"starts": opening.starts} if opening.starts > 1 else {}
+    where |= {"had_reached": opening.had_reached} if opening.had_reached else {}
+    where |= {"ended": opening.ended} if opening.ended else {}
     log.event(
         state.step,
         "resume" if opening.checkpoint else "start",

@@ -10,6 +10,7 @@ import shutil
 import stat
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,31 @@ def test_saving_again_replaces_the_folder_and_clears_dead_writes(tmp_path: Path)
     folder = save(tmp_path, 4, model)
     assert names_in(tmp_path) == {"step_00000004", ".step_notes.partial"}
     assert torch.equal(load_model(folder)(IDS), model(IDS))
+
+
+@pytest.mark.parametrize("make", [Path.touch, os.mkfifo, lambda path: path.symlink_to("nowhere"), Path.mkdir])
+def test_whatever_has_the_name_of_a_dead_write_goes(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    tmp_path.joinpath("step_00000006").write_text("a file, no checkpoint")
+    for name in (".step_00000005.partial", ".step_00000006.partial", ".step_00000005.old"):
+        make(tmp_path / name)
+    assert problem_of(save(tmp_path, 5)) is None
+    assert problem_of(save(tmp_path, 6)) is None
+    assert names_in(tmp_path) == {"step_00000005", "step_00000006"}
+
+
+def test_a_checkpoint_that_was_moved_elsewhere_is_removed_as_a_link(tmp_path: Path) -> None:
+    """Replaced or no longer kept, it is gone from the run, and what it leads to stays."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for step in (4, 5, 6):
+        save(run, step).rename(elsewhere / f"moved {step}")
+        (run / checkpoint_name(step)).symlink_to(elsewhere / f"moved {step}")
+    save(run, 6)
+    retain(run, keep=2)
+    remove_newer(run, 5)
+    assert names_in(run) == {"step_00000005"}
+    assert {problem_of(path) for path in elsewhere.iterdir()} == {None}
+    assert names_in(elsewhere) == {"moved 4", "moved 5", "moved 6"}
 
 
 def test_a_checkpoint_that_is_saved_again_is_there_at_every_moment(tmp_path: Path) -> None:

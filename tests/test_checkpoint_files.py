@@ -58,8 +58,20 @@ def test_an_incomplete_newer_folder_is_passed_over_and_named(tmp_path: Path) -> 
     with pytest.raises(UserError, match=r"step_12: optimizer\.safetensors, .* missing; .*step_00000008"):
         find_checkpoint(tmp_path, "step_12")
     shutil.rmtree(good)
-    with pytest.raises(UserError, match=rf"{tmp_path}: there is no complete checkpoint; step_12: .*missing"):
+    remedy = "copy a whole one there from elsewhere .*, or train again with --overwrite$"
+    with pytest.raises(UserError, match=rf"{tmp_path}: there is no complete checkpoint; step_12: .*missing; {remedy}"):
         find_checkpoint(tmp_path, "latest")
+    with pytest.raises(UserError, match=rf"step_12: .*missing; {remedy}"):  # it does not offer itself
+        find_checkpoint(tmp_path, "step_12")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("lastest", "latest"), ("bset", "best"), ("step_4", "step_00000004")])
+def test_a_misspelt_checkpoint(tmp_path: Path, name: str, meant: str) -> None:
+    save(tmp_path, 4)
+    with pytest.raises(UserError) as caught:
+        find_checkpoint(tmp_path, name)
+    said = "" if name == "step_4" else f"did you mean {meant}? "
+    assert str(caught.value) == f"{tmp_path}: there is no checkpoint {name!r}; {said}those there are: step_00000004"
 
 
 def test_nothing_to_find(tmp_path: Path) -> None:

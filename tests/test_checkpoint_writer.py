@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,10 +25,16 @@ from training.restore import load_model
 from training.snapshot import memory_for, take_snapshot
 
 
-class SpokenLog(RunLog):
-    """Keeps what is said, and removes what stands in the way, if told to."""
+def limit_files(size: int | None) -> None:
+    """Makes writing a checkpoint fail, as on a full disk: no file may be larger; None takes that back."""
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
-    obstacle: Path | None = None
+
+class SpokenLog(RunLog):
+    """Keeps what is said, and makes room on the disk then, if told to."""
+
+    makes_room = False
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "metrics.jsonl", True, 100, None)
@@ -35,14 +42,15 @@ class SpokenLog(RunLog):
 
     def say(self, text: str) -> None:
         self.said.append(text)
-        if self.obstacle is not None:
-            self.obstacle.unlink(missing_ok=True)
+        if self.makes_room:
+            limit_files(None)
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SpokenLog:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SpokenLog]:
     monkeypatch.setattr(checkpoint_writer, "SECONDS_BEFORE_RETRY", 0.0)
-    return SpokenLog(tmp_path)
+    yield SpokenLog(tmp_path)
+    limit_files(None)
 
 
 @pytest.fixture
@@ -128,17 +136,11 @@ def test_training_waits_for_the_copy_and_the_last_checkpoint_only(
     assert first["seconds"] > 0.4
 
 
-def obstruct(run_folder: Path, step: int) -> Path:
-    """Makes writing a checkpoint fail: a file lies where its folder is to be made."""
-    obstacle = run_folder / f".step_{step:08d}.partial"
-    obstacle.touch()
-    return obstacle
-
-
 def test_a_failure_of_a_moment_is_a_warning(tmp_path: Path, writer: CheckpointWriter, log: SpokenLog) -> None:
     """R06: the second attempt succeeds, and the run goes on."""
     model = build_gpt(TINY, seed=0)
-    log.obstacle = obstruct(tmp_path, 4)
+    log.makes_room = True
+    limit_files(20_000)
     writer.take(model, adamw(model), state_at(4), upload=False)
     writer.wait()
     (warning,) = log.said
@@ -156,7 +158,7 @@ def test_a_failure_that_stays_is_told_by_the_next_save_and_at_the_end(
     optimizer = adamw(model)
     writer.take(model, optimizer, state_at(4), upload=False)
     writer.wait()
-    obstruct(tmp_path, 8)
+    limit_files(20_000)
     writer.take(model, optimizer, state_at(8), upload=False)
     said = rf"^{tmp_path}: step 8 could not be saved \(.*step_00000008.*\); the last .* as it was: make room .*--resume"
     with pytest.raises(RunError, match=said):
@@ -190,7 +192,7 @@ def test_closing_waits_for_what_is_being_written(tmp_path: Path, log: SpokenLog)
     writer.close()
     assert problem_of(tmp_path / "latest") is None
     writer = CheckpointWriter(tmp_path, 2, log, None)
-    obstruct(tmp_path, 8)
+    limit_files(20_000)
     writer.take(model, adamw(model), state_at(8), upload=False)
     writer.close()
     assert writer.failed

@@ -221,3 +221,18 @@ def test_the_run_is_named_after_its_file(configs: Configs) -> None:
 def test_a_run_that_is_not_there(run: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(problem)}"):
         load_run_config(run)
+
+
+def test_a_run_that_came_without_its_config(tmp_path: Path) -> None:
+    """Its record is here: how to go on. To go on, another config is not meant, however alike its name."""
+    folder = tmp_path / "tinny"
+    with pytest.raises(ConfigError, match=r"^tinny: there is no configs/tinny.yaml and no .*/tinny/config.yaml, so no"):
+        load_run_config("tinny", goes_on=True, folder=folder)
+    with pytest.raises(ConfigError, match=r"did you mean tiny\?"):
+        load_run_config("tinny", folder=folder)
+    folder.mkdir()
+    (folder / "config.yaml").write_text(LEAST)
+    for goes_on in (True, False):
+        with pytest.raises(ConfigError) as caught:
+            load_run_config("tinny", goes_on=goes_on, folder=folder)
+        assert str(caught.value).endswith(f"to go on with it: cp {folder}/config.yaml configs/tinny.yaml")

@@ -413,6 +413,8 @@ def test_a_dataset_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"datasets/nowhere: there is no such dataset; .*owner/name.*python-library"):
         provide_dataset(Data(dataset="nowhere"), tmp_path / "datasets")
     assert not (tmp_path / "datasets").exists()
+    with pytest.raises(UserError, match=r"python-libary: there is no such dataset; did you mean python-library\? data"):
+        provide_dataset(Data(dataset="python-libary"), tmp_path / "datasets")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="no such dataset"):
         provide_dataset(Data(dataset="nowhere"), tmp_path / "file")

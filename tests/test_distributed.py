@@ -1,5 +1,6 @@
 """Which process this is, and what the processes of a run share."""
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from ranks import ALONE, on_ranks
 
 from model.gpt import build_gpt
 from training.config import REPOSITORY
-from training.distributed import Group, Process, use_all_cores
+from training.distributed import Group, Process, cores_here, use_all_cores
 from training.errors import UserError
 from training.loss import SequenceLoss
 
@@ -231,3 +232,12 @@ def test_after_a_restart_nobody_gets_what_was_said_before(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     expected = [f"attempt {attempt} rank {rank} got {attempt}" for attempt in (0, 1) for rank in (0, 1)]
     assert sorted(done.stdout.splitlines()) == expected
+
+
+def test_more_processes_than_cores_are_told() -> None:
+    cores = cores_here()
+    crowded = dataclasses.replace(ALONE, world_size=cores + 1, local_world_size=cores + 1)
+    (told,) = crowded.remarks()
+    assert told.startswith(f"{cores + 1} processes were started on a machine with {cores} CPU core")
+    assert dataclasses.replace(crowded, local_world_size=cores).remarks() == []
+    assert dataclasses.replace(crowded, device=torch.device("cuda", 0)).remarks() == [], "each has its own GPU"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,9 @@ def finish(folder: Path, total_steps: int, text: tuple[str, str] | None, step: i
         state_at(step), tokens=1024 * step, seconds=0.5 * step, best_step=step or None, best_loss=4.25 if step else None
     )
     finish_run(folder, log, state, total_steps, text)
-    return read_metrics(folder / "metrics.jsonl").events[before:]
+    events = read_metrics(folder / "metrics.jsonl").events[before:]
+    assert all(datetime.fromisoformat(event.pop("time")).tzinfo for event in events)
+    return events
 
 
 ROWS = [begin(0, "start", 1), *map(train_row, (1, 2, 3)), validation_row(3, 4.25)]
@@ -187,6 +190,25 @@ def test_a_report_that_fails_is_a_warning(
     assert f"{folder}: report.md: could not be made, but the run is saved (no font\\nof that name)" in shown
     assert "Training complete in 1.500 seconds" in shown
     assert shown[-1].startswith("Checkpoint: ")
+
+
+@pytest.mark.parametrize("content", ["", "damaged\n"], ids=["removed", "damaged"])
+def test_a_record_that_cannot_be_read_does_not_lose_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    """All is trained and saved by then: the end is recorded without its losses."""
+    folder = write_run(tmp_path / "run", ROWS)
+    point(folder, "latest", save(folder, 3).name)
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").write_text(content)
+    if not content:
+        (folder / "metrics.jsonl").unlink()
+    finish_run(folder, RunLog(folder / "metrics.jsonl", True, 3, None), state_at(3), 3, None)
+    finished = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (finished["event"], finished["step"], finished["loss"]) == ("finished", 3, None)
+    shown = capsys.readouterr().err
+    assert f"{folder}: the losses at the end: could not be made, but the run is saved ({folder}/metrics.jsonl" in shown
+    assert shown.endswith(f"Checkpoint: {folder / 'step_00000003'}\n")
 
 
 def test_a_sample_that_fails_is_a_warning(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,7 +150,7 @@ def test_files_of_a_checkpoint(tmp_path: Path, checkpoint: Path, damage: str) ->
         spoil(checkpoint / name)
         found = told(lambda: find_checkpoint(tmp_path, checkpoint.name), checkpoint)
         assert name in found
-        assert "those there are: step_00000004" in found
+        assert "copy a whole one there" in found
         # A folder cannot be opened, and that is what is said of it.
         check(
             read, checkpoint / name, None if (name, damage) == ("state.json", "folder") else words, "another checkpoint"

@@ -14,7 +14,7 @@ from model.gpt import parameter_count
 from training.config import RunConfig
 from training.config_check import config_from_mapping
 from training.errors import UserError
-from training.free_space import bytes_needed, check_free_space, size_in_words
+from training.free_space import bytes_needed, check_free_space, disk_line, size_in_words
 from training.run_folder import Opening
 
 START = Opening(None, {}, [])
@@ -56,6 +56,21 @@ def test_what_a_run_will_need(
     assert bytes_needed(config, state_at(steps[0]), steps[1], there * size) == checkpoints * size
 
 
+@pytest.mark.parametrize(
+    ("intervals", "steps", "said"),
+    [
+        ((5, 5, 3), 100, "up to 5 at once: 9.8 GB"),
+        ((5, 5, 3), None, "up to 5 at once: 9.8 GB"),
+        ((None, 5, 3), 12, "up to 3 at once: 5.9 GB"),
+    ],
+)
+def test_the_plan_says_what_the_disk_must_hold(
+    intervals: tuple[int | None, int, int], steps: int | None, said: str
+) -> None:
+    """163 million parameters of 12 bytes; where the length is not known, of a run that is long enough."""
+    assert disk_line(config_of(*intervals), steps) == f"disk: 2.0 GB for a checkpoint, {said}"
+
+
 def test_an_earlier_best_and_uploads_stay_as_well() -> None:
     config = config_of(None, 5, 3)
     size = 12 * parameter_count(config.model)
@@ -89,6 +104,12 @@ def test_what_is_there_goes_stays_or_counts(tmp_path: Path, monkeypatch: pytest.
     for opening in (dataclasses.replace(START, keeps_others=True), dataclasses.replace(START, checkpoint=there.name)):
         with pytest.raises(UserError, match="are free"):
             check_free_space(tmp_path, config, opening, state_at(4), 10)
+
+
+def test_a_link_that_leads_nowhere_does_not_count(tmp_path: Path) -> None:
+    """An editor that has a file of the checkpoint open leaves one; a folder within counts as little."""
+    (save(tmp_path, 4) / ".#state.json").symlink_to("me@host.123:456")
+    check_free_space(tmp_path, config_of(None, None, 1), dataclasses.replace(START, keeps_others=True), state_at(0), 1)
 
 
 def test_a_run_without_room_does_not_begin(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:

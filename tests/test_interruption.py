@@ -95,8 +95,13 @@ def steps_of(run: Finished) -> list[int]:
     return [line["step"] for line in run.of_kind("train")]
 
 
-def assert_left_in_order(run: Run) -> int:
-    """All processes of a signalled run end, with status 1 and one sentence; returns the step after which they do."""
+def assert_left_in_order(run: Run, by: tuple[str, int]) -> int:
+    """All processes of a signalled run end, with status 1 and one sentence; returns the step after which they do.
+
+    Args:
+        run: that was signalled.
+        by: the signal's name, and the rank that got it.
+    """
     assert run.statuses(15) == [1, 1]
     step = steps_of(run.finished)[-1]
     first, second = run.said()
@@ -106,6 +111,7 @@ def assert_left_in_order(run: Run) -> int:
     assert "Warning" not in first
     last = [event for event in run.finished.of_kind("event") if event["step"] == step]
     assert [event["event"] for event in last[-2:]] == ["checkpoint", "interrupted"]
+    assert (last[-1]["signal"], last[-1]["rank"]) == by
     assert find_checkpoint(run.finished.folder, "latest").path.name == f"step_{step:08d}"
     return step
 
@@ -123,12 +129,12 @@ def test_interrupted_twice_a_run_is_what_it_would_have_been(
     with running(workplace, config) as run:
         run.wait_until(lambda run: steps_of(run)[2:])
         run.signal(signal.SIGTERM, 1)
-        assert 3 <= assert_left_in_order(run) < 12
+        assert 3 <= assert_left_in_order(run, ("SIGTERM", 1)) < 12
     with running(workplace, config, "--resume", "latest") as run:
         run.wait_until(lambda run: steps_of(run)[-1:] == [12])
         time.sleep(0.3)
         run.signal(signal.SIGUSR1, 0)
-        assert assert_left_in_order(run) == 12
+        assert assert_left_in_order(run, ("SIGUSR1", 0)) == 12
     assert run.finished.of_kind("validation") == []
     assert read_state(run.finished.folder / "latest").evaluation_due
     (workplace.folder / SLOW_READING).unlink()
@@ -159,7 +165,10 @@ def test_a_second_signal_ends_a_run_at_once(workplace: Workplace) -> None:
 
 
 def test_a_rank_whose_neighbour_has_died_does_not_wait_for_it(workplace: Workplace) -> None:
-    """torchrun asks the others to end then, with the same signal: one waits for rank 0's save, which never comes."""
+    """torchrun asks the others to end then, with the same signal: one waits for rank 0's save, which never comes.
+
+    It says what has happened, as nobody else can.
+    """
     config = write_config(workplace)
     (workplace.folder / SLOW_READING).touch()
     with running(workplace, config) as run:
@@ -168,7 +177,11 @@ def test_a_rank_whose_neighbour_has_died_does_not_wait_for_it(workplace: Workpla
         run.wait_until(lambda run: steps_of(run)[-1:] == [10])
         run.signal(signal.SIGKILL, 0)
         run.signal(signal.SIGTERM, 1)
-        assert run.statuses(2) == [-signal.SIGKILL, 1]
+        assert run.statuses(4) == [-signal.SIGKILL, 1]
+    assert run.said()[1] == (
+        "error: rank 0 is gone or does not answer; its own messages say why, or it was killed (out of memory: see "
+        "dmesg); the last checkpoint is as it was: go on with --resume latest\n"
+    )
 
 
 def test_while_a_run_starts_it_ends_at_once(workplace: Workplace) -> None:
@@ -189,6 +202,26 @@ def test_while_a_run_starts_it_ends_at_once(workplace: Workplace) -> None:
             finally:
                 joining.kill()
     assert importing.returncode == joining.returncode == -signal.SIGINT
+
+
+def test_until_a_step_is_trained_there_is_nothing_to_save(
+    workplace: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal does what it did before while the folder is made ready, which a damaged disk may hold up."""
+    seen = {}
+    for name in ("begin", "note_launch", "announce", "train"):
+        part = getattr(ddp_train, name)
+
+        def look(*given: Any, name: str = name, part: Callable[..., Any] = part) -> Any:
+            seen[name] = signal.getsignal(signal.SIGTERM)
+            return part(*given)
+
+        monkeypatch.setattr(ddp_train, name, look)
+    before = signal.getsignal(signal.SIGTERM)
+    workplace.train_here(write_config(workplace), stop_after=1)
+    assert [seen.pop(name) for name in ("begin", "note_launch", "announce")] == [before] * 3
+    assert seen["train"] != before
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.slow

@@ -6,12 +6,14 @@ import math
 import os
 import re
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Workplace
 from ranks import as_workers
+from recorded_runs import event, train_row, validation_row
 from small_records import GOOD, NAN, OVERFLOW, WITHOUT_TARGETS
 
 import ddp_train
@@ -19,7 +21,7 @@ from training import lock
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated
 from training.metrics import RunLog
-from training.metrics_file import cut_back
+from training.metrics_file import cut_back, read_metrics, read_to_go_on
 from training.step_records import StepRecord
 
 
@@ -28,12 +30,16 @@ def numbered(*records: StepRecord) -> list[StepRecord]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines, read as strict JSON."""
+    """The lines, read as strict JSON, without the time of day that each event has, in UTC."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    lines = [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+    for line in lines:
+        if "time" in line:
+            assert datetime.fromisoformat(line.pop("time")).utcoffset() == timedelta()
+    return lines
 
 
 @pytest.fixture
@@ -52,13 +58,13 @@ def log_to(path: Path, is_main: bool = True, clip_norm: float | None = None, tot
 
 def record_of_a_crash(path: Path) -> None:
     """Ten steps, a checkpoint at 7, and a line that was cut off."""
-    lines = [{"kind": "event", "step": 0, "event": "start"}]
+    lines = [event(0, "start")]
     for step in range(1, 11):
-        lines.append({"kind": "train", "step": step, "loss": float(step)})
+        lines.append(train_row(step))
         if step in (4, 7, 8):
-            lines.append({"kind": "validation", "step": step, "loss": 1.0})
-    lines.insert(10, {"kind": "event", "step": 7, "event": "checkpoint"})
-    lines.append({"kind": "event", "step": 10, "event": "nonfinite"})
+            lines.append(validation_row(step, 1.0))
+    lines.insert(10, event(7, "checkpoint"))
+    lines.append(event(10, "nonfinite"))
     path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"kind": "train", "step": 11, "lo')
 
 
@@ -112,14 +118,59 @@ def test_cutting_back_what_is_not_there(path: Path) -> None:
         assert path.read_text() == ""
 
 
-@pytest.mark.parametrize("line", ["not json", "[]", "{}", '{"step": "3"}', '{"step": null}', ""])
-def test_a_line_that_is_no_record(path: Path, line: str) -> None:
-    path.write_text(f'{{"kind": "train", "step": 1}}\n{line}\n')
-    with pytest.raises(UserError, match=f"^{path}, line 2: is not a record of a run; remove or repair the line$"):
-        cut_back(path, 5)
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("not json", "Expecting value"),
+        ("[]", "it is no train, validation or event row"),
+        ("{}", "step must be a finite int, got 'nothing'"),
+        ('{"step": "3"}', "step must be a finite int, got '3'"),
+        ('{"step": null}', "step must be a finite int, got None"),
+        ('{"step": NaN}', "NaN is not JSON"),
+        ('{"kind": "event", "event": "x", "step": true}', "step must be a finite int, got True"),
+        ('{"kind": "train", "step": 2}', "tokens must be a finite int, got 'nothing'"),
+        (json.dumps(train_row(1)), "step 1 comes after step 1"),
+        ("", "Expecting value"),
+    ],
+)
+def test_a_line_that_is_no_record_is_refused_before_a_step_is_trained(path: Path, line: str, problem: str) -> None:
+    """What could not be read at the end; both remedies that it names help, and until then the file is as it was."""
+    content = f"{json.dumps(train_row(1))}\n{line}\n{json.dumps(train_row(2))}\n"
+    path.write_text(content)
+    said = f"^{path}, line 2: {re.escape(problem)}.*; remove or repair the line, or move the file away: the run goes on"
+    for go_on in (cut_back, read_to_go_on):
+        with pytest.raises(UserError, match=said):
+            go_on(path, 5)
+    assert path.read_text() == content
+    path.write_text(content.replace(f"{line}\n", "", 1) if line else content.replace("\n\n", "\n"))
+    assert read_to_go_on(path, 2).lacking_up_to(2) is None
+    path.unlink()
+    assert read_to_go_on(path, 2).lacking_up_to(2) == "steps 1 to 2"
+
+
+def test_rows_behind_the_step_go_whatever_they_are(path: Path) -> None:
+    """Two processes that trained one run leave such a tail; what is kept can be read."""
+    rows = [train_row(1), train_row(2), train_row(4), train_row(3), {"kind": "of a newer version", "step": 4}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert read_to_go_on(path, 2).lacking_up_to(2) is None
+    cut_back(path, 2)
+    assert read_metrics(path).train["step"].tolist() == [1, 2]
 
 
 # Lines
+
+
+def test_a_record_that_is_removed_under_a_run_is_told(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Once: the run goes on in a new one."""
+    log = log_to(path)
+    log.event(0, "start")
+    assert capsys.readouterr().err == ""
+    path.unlink()
+    log.event(3, "one")
+    log.event(4, "other")
+    said = f"{path}: was removed while this run trained; a new one begins at step 3, without what was recorded before"
+    assert capsys.readouterr().err.startswith(said)
+    assert [line["event"] for line in lines_of(path)] == ["one", "other"]
 
 
 def test_the_line_of_a_step(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -101,13 +102,31 @@ def test_a_file_that_is_something_else_is_named_by_its_reader(tmp_path: Path, co
         ("step", 4.5, "step: "),
         ("step", "4", "step: "),
         ("best_loss", float("nan"), "best_loss: "),
-        ("epoch", 1, "epoch: "),
+        ("epoch", 1, "epoch is not known here; update"),
+        ("step", -5, "step: "),
+        ("step", 10**25, "step: "),
+        ("step", 3, "is the state after step 3, not that of the folder's name; call the folder step_00000003, or move"),
+        ("step", 100, "call the folder step_00000100"),
+        ("tokens", -7, "tokens: "),
+        ("tokens", 2**53 + 1, "tokens: "),
+        ("seconds", -3.0, "seconds: "),
+        ("nonfinite_in_a_row", -1, "nonfinite_in_a_row: "),
+        ("best_step", 10**300, "best_step: "),
+        ("best_step", -1, "best_step: "),
     ],
 )
 def test_the_bad_field_of_a_state_is_named(tmp_path: Path, field: str, value: object, message: str) -> None:
     path = save(tmp_path, 4) / "state.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(UserError, match=rf"state\.json: .*{message}"):
+        read_state(path.parent)
+
+
+def test_a_pipe_for_a_state_is_not_waited_at(tmp_path: Path) -> None:
+    path = save(tmp_path, 4) / "state.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UserError, match=f"^{path}: is no regular file; take another checkpoint$"):
         read_state(path.parent)
 
 

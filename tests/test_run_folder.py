@@ -1,6 +1,8 @@
 """How a run begins in its folder: held by one process, started, gone on with, or refused."""
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -8,9 +10,11 @@ import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import REPOSITORY
+from recorded_runs import event, train_row
 from small_checkpoints import TINY, adamw, state_at
 from small_configs import small_config
 
@@ -21,6 +25,7 @@ from training.checkpoint_files import SUPERSEDED
 from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
+from training.file_digest import file_digest
 from training.metrics_file import read_metrics
 from training.restore import read_state
 from training.run_folder import (
@@ -54,6 +59,14 @@ def save(folder: Path, step: int, config: RunConfig | None = None) -> Path:
     model = build_gpt(TINY, seed=0)
     state = replace(state_at(step), config=config_mapping(config or small_config()))
     return write_checkpoint(folder, take_snapshot(model, adamw(model), state))
+
+
+def write_files(state_file: Path, state: dict[str, Any]) -> None:
+    """Replaces a checkpoint's state, and its entry in the manifest with it."""
+    state_file.write_text(json.dumps(state))
+    manifest = json.loads(state_file.with_name("manifest.json").read_text())
+    manifest["state.json"] = {"size": state_file.stat().st_size, "sha256": file_digest(state_file)}
+    state_file.with_name("manifest.json").write_text(json.dumps(manifest))
 
 
 def record(folder: Path, *steps: int) -> None:
@@ -292,7 +305,9 @@ def test_latest_is_the_newest_complete_checkpoint(folder: Path) -> None:
         assert remarks_of(opening) == ["passed over step_00000012: optimizer.safetensors missing"]
         assert opening.superseded == ("step_00000012",)
         assert opening.state == asdict(read_state(folder / "step_00000008"))
-    with pytest.raises(UserError, match=r"step_00000012: optimizer.safetensors missing; those there are: "):
+    with pytest.raises(
+        UserError, match=r"step_00000012: optimizer.safetensors missing; the others there are: step_00000004, "
+    ):
         open_run(folder, config, "step_00000012", overwrite=False)
 
 
@@ -420,11 +435,33 @@ def test_a_run_whose_record_is_gone_or_damaged(folder: Path, text: str | None) -
     assert read_yaml(folder / CONFIG)["overrides"] == ["seeds.weights=42"]
 
 
-def test_metrics_that_lack_steps_are_told(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "lacking"),
+    [
+        (None, "steps 1 to 4"),
+        ("", "steps 1 to 4"),
+        ("{1}\n{2}\n", "steps 3 to 4"),
+        ('{1}\n{2}\n{3}\n{"kind": "tra', "step 4"),
+        ("{2}\n{4}\n{5}\n", "steps 1, 3"),
+        ("{1}\n{2}\n{3}\n{4}\n{5}\n", None),
+    ],
+    ids=["missing", "empty", "cut at a line end", "cut within a line", "holes", "whole"],
+)
+def test_metrics_that_lack_steps_are_told(folder: Path, content: str | None, lacking: str | None) -> None:
+    """In one sentence, with the steps, and the run goes on; {N} stands for the row of step N."""
     config = start(folder)
     save(folder, 4)
-    [remark] = open_run(folder, config, "latest", overwrite=False).remarks
-    assert remark == f"{folder / METRICS}: lacks 4 of the 4 steps so far; charts will too"
+    (folder / METRICS).unlink()
+    if content is not None:
+        rows = re.sub(r"\{(\d)\}", lambda number: json.dumps(train_row(int(number[1]))), content)
+        (folder / METRICS).write_text(rows)
+    opening = open_run(folder, config, "latest", overwrite=False)
+    told = f"{folder / METRICS}: lacks {lacking} of the 4 steps so far, and so will charts and report; "
+    assert [line for line in opening.remarks if "again" not in line] == (
+        [f"{told}the run itself is whole"] * bool(lacking)
+    )
+    begin(folder, opening)
+    assert read_metrics(folder / METRICS).train["step"].max(initial=0) <= 4
 
 
 def test_a_checkpoint_whose_config_is_none(folder: Path) -> None:
@@ -434,6 +471,73 @@ def test_a_checkpoint_whose_config_is_none(folder: Path) -> None:
     write_checkpoint(folder, take_snapshot(model, adamw(model), state_at(4)))
     with pytest.raises(UserError, match=rf"^{folder / 'step_00000004' / 'state.json'} has 2 problems"):
         open_run(folder, small_config(), "latest", overwrite=False)
+
+
+@pytest.mark.parametrize("ended", ["killed", "interrupted"])
+def test_steps_that_are_computed_again_are_told(folder: Path, ended: str) -> None:
+    """A run that was killed leaves rows behind its last checkpoint."""
+    config = start(folder)
+    save(folder, 4)
+    rows = [event(0, "start"), *map(train_row, range(1, 10)), *([event(9, ended)] if ended == "interrupted" else [])]
+    (folder / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    opening = open_run(folder, config, "latest", overwrite=False)
+    assert opening.remarks == [f"it had reached step 9 ({ended}): 5 steps will be computed again"]
+    assert (opening.had_reached, opening.ended, opening.starts) == (9, ended, 1)
+    begin(folder, opening)
+    again = open_run(folder, config, "latest", overwrite=False)
+    assert (again.remarks, again.had_reached) == ([], 0), "they were cut off"
+
+
+def test_a_restart_before_the_first_checkpoint_is_told_and_counted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torchrun, which starts all again; another torchrun starts a run of its own."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
+    config = start(folder)
+    for starts in (2, 3):
+        rows = [event(0, "start", **({"starts": starts - 1} if starts > 2 else {})), *map(train_row, (1, 2))]
+        (folder / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+        opening = open_run(folder, config, "auto", overwrite=True)
+        assert (opening.had_reached, opening.ended, opening.starts) == (2, "killed", starts)
+        assert opening.remarks == [
+            f"no checkpoint was written yet: the run begins again (start {starts} by the same torchrun)",
+            "it had reached step 2 (killed): 2 steps will be computed again",
+        ]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
+    opening = open_run(folder, config, "auto", overwrite=True)
+    assert (opening.remarks, opening.starts) == ([], 1)
+
+
+@pytest.mark.parametrize(
+    ("keep", "goes"),
+    [(1, [6, 8]), (2, [6]), (3, []), (9, [])],
+)
+def test_a_lower_keep_says_what_it_will_remove(folder: Path, keep: int, goes: list[int]) -> None:
+    """At the next save, when one more counts: of 2, 4 (the best), 6 and 8, where three were kept."""
+    start(folder)
+    for step in (2, 4, 6, 8):
+        save(folder, step, small_config(checkpoint={"keep": 3}))
+    point(folder, "best", "step_00000004")
+    opening = open_run(folder, small_config(checkpoint={"keep": keep}), "latest", overwrite=False)
+    removed = [remark for remark in opening.remarks if "removes" in remark]
+    names = ", ".join(f"step_{step:08d}" for step in goes)
+    assert removed == ([f"checkpoint.keep is lower now: the next checkpoint removes {names}"] if goes else [])
+
+
+def test_a_checkpoint_of_another_version_says_so(folder: Path) -> None:
+    """It has keys that this one does not know, in its config or beside it."""
+    config = start(folder)
+    path = save(folder, 4) / "state.json"
+    state = json.loads(path.read_text())
+    spoilt = {**state, "config": {**state["config"], "precision": {"amp": "off", "gradient_bits": 8}}}
+    for content, unknown in ((spoilt, "precision.gradient_bits"), ({**state, "spare": 1}, "spare")):
+        write_files(path, content)
+        with pytest.raises(UserError) as caught:
+            open_run(folder, config, "latest", overwrite=False)
+        assert str(caught.value) == (
+            f"{path}: was written by another version of Isobatch: {unknown} is not known here; update this one, or use "
+            "the one that wrote it"
+        )
 
 
 # With another config

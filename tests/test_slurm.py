@@ -11,10 +11,15 @@ import pytest
 from conftest import REPOSITORY, Finished, Workplace
 
 SCRIPT = REPOSITORY / "docs" / "slurm.sh"
-SBATCH = 'export SLURM_JOB_ID=$PPID SLURM_JOB_NODELIST=here SLURM_NNODES=1 SLURM_GPUS_ON_NODE=2\nexec bash "$@"'
+JOB = "SLURM_JOB_ID=$PPID SLURM_JOB_NODELIST=here SLURM_NNODES=1 SLURM_GPUS_ON_NODE=2 SLURM_CPUS_PER_TASK=4"
+SBATCH = f'export {JOB}\nexec bash "$@"'
 SCONTROL = '[ "$1" = show ] && echo 127.0.0.1\n[ "$1" = requeue ] && echo "$2" >> "$NOTES/requeued"\nexit 0'
 # Slurm's own hands signals on; in the place of torchrun's process, this one is the one that gets them.
-SRUN = 'shift 2\nexec "{python}" -m torch.distributed.run "$@"'
+SRUN = '[ "$2" = --cpus-per-task=4 ] || exit 3\nshift 3\nexec "{python}" -m torch.distributed.run "$@"'
+SLEEP = '[ "$1" = 600 ] && touch "$NOTES/waited" && exit\nexec /bin/sleep "$@"'
+LEAVES = """trap 'sleep 0.5; touch "$NOTES/left"; exit {}' TERM
+touch "$NOTES/ready"
+while :; do sleep 0.1; done"""
 
 
 class Slurm:
@@ -23,7 +28,7 @@ class Slurm:
     def __init__(self, folder: Path, srun: str) -> None:
         self.folder = folder
         (folder / "bin").mkdir()
-        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("srun", srun)):
+        for name, text in (("sbatch", SBATCH), ("scontrol", SCONTROL), ("srun", srun), ("sleep", SLEEP)):
             (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
             (folder / "bin" / name).chmod(0o755)
 
@@ -56,26 +61,32 @@ def test_the_script_is_one_and_asks_for_a_signal_and_requeueing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("srun", "signalled", "status", "requeued"),
+    ("srun", "signals", "status", "requeued"),
     [
-        ("exit 0", False, 0, 0),
-        ("exit 1", False, 1, 0),
-        ('trap "exit 1" TERM\ntouch "$NOTES/ready"\nwhile :; do sleep 0.1; done', True, 1, 1),
-        ('trap "exit 0" TERM\ntouch "$NOTES/ready"\nwhile :; do sleep 0.1; done', True, 0, 0),
+        ("exit 0", [], 0, 0),
+        ("exit 1", [], 1, 0),
+        (LEAVES.format(1), [signal.SIGUSR1], 1, 1),
+        (LEAVES.format(0), [signal.SIGUSR1], 0, 0),
+        (LEAVES.format(1), [signal.SIGTERM], 1, 0),
+        (LEAVES.format(1), [signal.SIGUSR1, signal.SIGTERM], 1, 1),
     ],
-    ids=["finished", "failed", "interrupted", "finished meanwhile"],
+    ids=["finished", "failed", "interrupted", "finished meanwhile", "preempted", "both"],
 )
 def test_only_what_was_interrupted_is_put_into_the_queue_again(
-    tmp_path: Path, srun: str, signalled: bool, status: int, requeued: int
+    tmp_path: Path, srun: str, signals: list[signal.Signals], status: int, requeued: int
 ) -> None:
+    """By the end of its time. What Slurm itself ends, it puts back or not, if it is still there; it saves first."""
     slurm = Slurm(tmp_path, srun)
     job = slurm.start("tiny", "datasets/")
-    if signalled:
-        while not (tmp_path / "ready").exists():
-            time.sleep(0.02)
-        job.send_signal(signal.SIGUSR1)
+    while signals and not (tmp_path / "ready").exists():
+        time.sleep(0.02)
+    for number in signals:
+        job.send_signal(number)
+        time.sleep(0.1)
     assert job.wait(30) == status
+    assert (tmp_path / "left").exists() == bool(signals)
     assert slurm.requeued == requeued
+    assert (tmp_path / "waited").exists() == (signals == [signal.SIGTERM])
 
 
 @pytest.mark.slow

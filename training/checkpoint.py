@@ -20,6 +20,7 @@ import shutil
 import sys
 import time
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,7 +62,7 @@ def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
     try:
         _write_files(partial, snapshot)
     except OSError:
-        shutil.rmtree(partial, ignore_errors=True)  # on a full disk, others want the room
+        _remove(partial)  # on a full disk, others want the room
         raise
     replaced: Path | None = partial
     if not (folder.exists() and _exchanged(partial, folder)):
@@ -69,7 +70,7 @@ def write_checkpoint(run_folder: Path, snapshot: Snapshot) -> Path:
         partial.rename(folder)
     _sync(run_folder)
     if replaced:
-        shutil.rmtree(replaced, ignore_errors=True)
+        _remove(replaced)
     return folder
 
 
@@ -87,7 +88,16 @@ def remove_dead_writes(run_folder: Path) -> None:
     """Removes what killed processes have left half written, or half deleted."""
     for path in run_folder.iterdir():
         if re.fullmatch(r"\.step_[0-9]+\.(partial|old)", path.name):
-            shutil.rmtree(path, ignore_errors=True)
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    """Removes a checkpoint's folder, or what has its name: of a link, the link alone. As far as that can be done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
 
 
 def _write_files(folder: Path, snapshot: Snapshot) -> None:
@@ -179,7 +189,7 @@ def remove_newer(run_folder: Path, step: int) -> None:
     """Deletes the checkpoints after `step`, or of a past given up, and pointers to them; `latest` is none of them."""
     for folder in list_checkpoints(run_folder):
         if number_of(folder) > step or (folder / SUPERSEDED).exists():
-            shutil.rmtree(_set_aside(folder), ignore_errors=True)
+            _remove(_set_aside(folder))
     for link in (run_folder / "latest", run_folder / "best"):
         if link.is_symlink() and not link.exists():
             link.unlink()
@@ -192,4 +202,4 @@ def retain(run_folder: Path, keep: int) -> None:
     kept = {Path(os.readlink(link)).name for link in links if link.is_symlink()}
     for folder in list_checkpoints(run_folder)[:-keep]:
         if folder.name not in kept:
-            shutil.rmtree(_set_aside(folder), ignore_errors=True)
+            _remove(_set_aside(folder))

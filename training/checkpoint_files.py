@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from training.errors import UserError
@@ -15,6 +16,8 @@ STATE = "state.json"
 MANIFEST = "manifest.json"
 SUPERSEDED = "superseded"
 CONTENTS = (MODEL, OPTIMIZER, STATE)
+WORDS = ("latest", "best", "auto")
+RESCUE = "copy a whole one there from elsewhere (another disk, the Hub), or train again with --overwrite"
 FOR_THE_MODEL = (MODEL, STATE)
 """What is needed to use a model, not to train it further."""
 
@@ -32,11 +35,16 @@ def checkpoint_name(step: int) -> str:
     return f"step_{step:08d}"
 
 
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a folder of this name is one of a checkpoint."""
+    return re.fullmatch("step_[0-9]+", name) is not None
+
+
 def list_checkpoints(run_folder: Path) -> list[Path]:
     """Returns the folders named step_<number>, complete or not, in the order of their numbers."""
     if not run_folder.is_dir():
         return []
-    folders = [path for path in run_folder.iterdir() if re.fullmatch("step_[0-9]+", path.name)]
+    folders = [path for path in run_folder.iterdir() if is_checkpoint_name(path.name)]
     return sorted((path for path in folders if path.is_dir()), key=lambda path: (number_of(path), path.name))
 
 
@@ -79,15 +87,25 @@ def find_checkpoint(run_folder: Path, which: str, names: tuple[str, ...] = CONTE
     checkpoints = list_checkpoints(run_folder)
     if which == "latest":
         return _newest_good(run_folder, checkpoints, names)
-    remedy = f"those there are: {', '.join(path.name for path in checkpoints) or 'none'}"
     folder = run_folder / which
-    if which == "best" and folder.is_symlink():
-        folder = run_folder / os.readlink(folder)
-    elif which != "best" and folder not in checkpoints:  # which also keeps `which` inside run_folder
+    if which != "best" and folder not in checkpoints:  # which also keeps `which` inside run_folder
+        names_there = [path.name for path in checkpoints]
+        meant = get_close_matches(which, [*WORDS, *names_there], n=1, cutoff=0.7)
+        remedy = f"did you mean {meant[0]}? " if meant else ""
+        remedy += f"those there are: {', '.join(names_there) or 'none'}"
         raise UserError(f"{run_folder}: there is no checkpoint {which!r}; {remedy}")
+    if which == "best" and folder.is_symlink():
+        target = run_folder / os.readlink(folder)
+        folder = run_folder / target.name
+        if target.parent.resolve() != run_folder.resolve() or not is_checkpoint_name(target.name):
+            there = ", ".join(path.name for path in checkpoints) or "none"
+            raise UserError(
+                f"{run_folder / which}: leads to {target}, which is no checkpoint of this run; those there are: {there}"
+            )
     problem = problem_of(folder, names) if folder.is_dir() else "there is no such checkpoint"
     if problem:
-        raise UserError(f"{folder}: {problem}; {remedy}")
+        others = ", ".join(path.name for path in checkpoints if path.resolve() != folder.resolve())
+        raise UserError(f"{folder}: {problem}; {f'the others there are: {others}' if others else RESCUE}")
     return Found(folder, [])
 
 
@@ -100,4 +118,4 @@ def _newest_good(run_folder: Path, checkpoints: list[Path], names: tuple[str, ..
             return Found(folder, passed_over)
         passed_over.append((folder.name, problem))
     reasons = "".join(f"; {name}: {problem}" for name, problem in passed_over)
-    raise UserError(f"{run_folder}: there is no complete checkpoint{reasons}")
+    raise UserError(f"{run_folder}: there is no complete checkpoint{reasons}{f'; {RESCUE}' if passed_over else ''}")

@@ -77,6 +77,29 @@ def config_from_mapping(mapping: Mapping[str, Any], where: str, known_problems: 
     return config
 
 
+def config_of_record(mapping: Mapping[str, Any], where: str) -> RunConfig:
+    """The same for what a run has recorded of its config: keys that are not known are another version's.
+
+    Raises:
+        ConfigError: naming `where`.
+    """
+    try:
+        return config_from_mapping(mapping, where)
+    except ConfigError as error:
+        unknown = [problem.partition(":")[0] for problem in error.problems if ": unknown key;" in problem]
+        if not unknown:
+            raise
+        raise ConfigError(another_version(where, unknown)) from None
+
+
+def another_version(where: str, unknown: Sequence[str]) -> str:
+    """What is said of a record with keys that this version does not know."""
+    return (
+        f"{where}: was written by another version of Isobatch: {', '.join(unknown)} "
+        f"{'is' if len(unknown) == 1 else 'are'} not known here; update this one, or use the one that wrote it"
+    )
+
+
 def _valid_keys() -> dict[str, Any]:
     """Every dotted key of a run config file, with its annotation."""
     keys: dict[str, Any] = {"base": str, "interventions": list}
@@ -167,9 +190,9 @@ def _nearest_key(location: tuple[str, ...]) -> str:
     return nearest(leaf, sections) or f" the keys here are {', '.join(siblings if location[1:] else sections)}"
 
 
-def nearest(name: str, names: Iterable[str]) -> str:
+def nearest(name: str, names: Iterable[str], alike: float = 0.5) -> str:
     """The end of a message about an unknown name: the one that was probably meant; empty if none is alike."""
-    match = get_close_matches(name, list(names), n=1, cutoff=0.5)
+    match = get_close_matches(name, list(names), n=1, cutoff=alike)
     return f" did you mean {match[0]}?" if match else ""
 
 

@@ -22,16 +22,23 @@ RECORD = ("name", "overrides", "resolved")
 """Keys that the tool writes into a run's config.yaml; no config that a person writes has them."""
 
 
-def load_run_config(run: str, overrides: Sequence[str] = ()) -> RunConfig:
+def load_run_config(
+    run: str, overrides: Sequence[str] = (), goes_on: bool = False, folder: Path | None = None
+) -> RunConfig:
     """Reads and checks the config of a run.
 
     Args:
         run: a name (configs/RUN.yaml) or the path of a YAML file; its stem is the run's name.
         overrides: `KEY=VALUE` with dotted keys, VALUE as in YAML.
+        goes_on: whether a run is to go on, which another config than its own, however alike its name, cannot.
+        folder: of the run, which may hold the record of a config that is not here.
 
     Raises:
         ConfigError: with every problem found, each with its key and the rule, in one message.
     """
+    path = CONFIGS / f"{run}.yaml"
+    if not _is_path(run) and folder is not None and not path.is_file():
+        _refuse_for_want_of_config(run, folder / "config.yaml", goes_on)
     path = _config_path(run)
     problems: list[str] = []
     raw = _resolve(path, [_split_override(override) for override in overrides], (), problems)
@@ -81,6 +88,18 @@ def _config_path(run: str, key: str = "") -> Path:
         names = sorted(found.stem for found in CONFIGS.glob("*.yaml") if found != INTERVENTIONS)
         raise ConfigError(f"{key}{run}: there is no configs/{run}.yaml;{nearest(run, names) or ' see configs/'}")
     return path
+
+
+def _refuse_for_want_of_config(run: str, record: Path, goes_on: bool) -> None:
+    """Raises a ConfigError where a run has come here without its config, or is to go on and there is none."""
+    missing = f"{run}: there is no configs/{run}.yaml"
+    if record.is_file():
+        raise ConfigError(
+            f"{missing}, but the run is here, with a record of its config; to go on with it: "
+            f"cp {shown(record)} {shown(CONFIGS / run)}.yaml"
+        )
+    if goes_on:
+        raise ConfigError(f"{missing} and no {shown(record)}, so no such run to go on with; see configs/")
 
 
 def _resolve(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.hashing import hash64
 from training.config import REPOSITORY, Data, RunConfig
+from training.datasets_folder import nearest_dataset
 from training.distributed import Group
 from training.document_rows import AnyRows, DocumentRows
 from training.errors import UserError
@@ -259,9 +260,10 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
         elif "/" in data.dataset:
             hub_client.download_dataset(data.dataset, data.revision, folder)
         else:
+            meant = nearest_dataset(data.dataset, datasets)
             raise UserError(
-                f"{folder}: there is no such dataset; data.dataset must name a folder in {datasets}, a dataset on the "
-                f"Hub (owner/name) or {python_library.PYTHON_LIBRARY}"
+                f"{folder}: there is no such dataset;{meant} data.dataset must name a folder in {datasets}, a "
+                f"dataset on the Hub (owner/name) or {python_library.PYTHON_LIBRARY}"
             )
     tokenizer = tokenizer_file(data, datasets)
     if tokenizer is not None and not tokenizer.exists():
@@ -272,8 +274,13 @@ def provide_dataset(data: Data, datasets: Path) -> str | None:
 def tokenizer_file(data: Data, datasets: Path) -> Path | None:
     """Where the tokenizer of a dataset is: its own, else the one that data.tokenizer names, else none."""
     own = datasets / data.dataset / "tokenizer.json"
-    if own.exists() or data.tokenizer is None:
-        return own if own.exists() else None
+    return own if own.exists() else named_tokenizer_file(data, datasets)
+
+
+def named_tokenizer_file(data: Data, datasets: Path) -> Path | None:
+    """Where the tokenizer that data.tokenizer names is, or will be once it is downloaded; None without one."""
+    if data.tokenizer is None:
+        return None
     for path in (Path(data.tokenizer), REPOSITORY / data.tokenizer):
         if path.exists():
             return path

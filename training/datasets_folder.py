@@ -3,9 +3,12 @@
 from difflib import get_close_matches
 from pathlib import Path
 
+from training.config import Data
 from training.errors import UserError
+from training.file_digest import file_digest
 
 ALIKE = 0.8
+TOKENIZER = "tokenizer.json"
 
 
 def known_datasets(folder: Path | None) -> Path | None:
@@ -30,13 +33,38 @@ def known_datasets(folder: Path | None) -> Path | None:
     return folder
 
 
+def unused_tokenizer(data: Data, datasets: Path) -> list[str]:
+    """The line about a data.tokenizer that is not used, as the dataset has another one of its own; else none."""
+    from training.data import named_tokenizer_file
+
+    own, named = datasets / data.dataset / TOKENIZER, named_tokenizer_file(data, datasets)
+    if named is None or not own.is_file() or (named.is_file() and file_digest(named) == file_digest(own)):
+        return []
+    return [f"data.tokenizer {data.tokenizer}: is not used, as the dataset has a tokenizer of its own, {own}"]
+
+
 def missing_dataset(name: str, datasets: Path) -> list[str]:
     """The line of a plan about a dataset that is not there yet; none where it is."""
-    from training.preparation.python_library import PYTHON_LIBRARY
-
     folder = datasets / name
     if folder.is_dir():
         return []
-    if name != PYTHON_LIBRARY and "/" not in name:
-        return [f"dataset: {folder} is not there; make it before training (isobatch prepare)"]
+    if not can_be_made(name):
+        meant = nearest_dataset(name, datasets)
+        return [f"dataset: {folder} is not there;{meant or ' make it before training (isobatch prepare)'}"]
     return [f"dataset: {folder} is not there; it will be {'downloaded' if '/' in name else 'prepared'} into it"]
+
+
+def can_be_made(name: str) -> bool:
+    """Whether a dataset that is not there is downloaded or prepared by name."""
+    from training.preparation.python_library import PYTHON_LIBRARY
+
+    return name == PYTHON_LIBRARY or "/" in name
+
+
+def nearest_dataset(name: str, datasets: Path) -> str:
+    """The end of a message about a dataset that is not there: the one probably meant; empty if none is alike."""
+    from training.config_check import nearest
+    from training.preparation.python_library import PYTHON_LIBRARY
+
+    there = [path.name for path in datasets.iterdir() if path.is_dir()] if datasets.is_dir() else []
+    return nearest(name, [*there, PYTHON_LIBRARY], ALIKE)

@@ -78,6 +78,16 @@ class Process:
         """Whether torchrun, or another launcher with its variables, has started this process."""
         return "RANK" in os.environ
 
+    def remarks(self) -> list[str]:
+        """What the user should know of the number of processes that were started."""
+        cores = cores_here()
+        if self.device.type != "cpu" or self.local_world_size <= cores:
+            return []
+        started = (
+            f"{self.local_world_size} processes were started on a machine with {cores} CPU core{'s' * (cores > 1)}"
+        )
+        return [f"{started}: they take turns, and --nproc_per_node={cores} is at least as fast; the run is the same"]
+
     @contextmanager
     def group(self) -> Iterator["Group"]:
         """Joins the processes of the run, and leaves them in order whatever happens. Every rank must enter."""
@@ -108,11 +118,8 @@ class Process:
             # NCCL's destruction waits for the other ranks, which know nothing of any other failure; torchrun ends them.
             if everywhere or self.device.type == "cpu" or self.world_size == 1:
                 dist.destroy_process_group()
-            if isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error)):
-                raise LostError(
-                    f"rank {self.rank}: another process of the run is gone or does not answer (its own messages say "
-                    f"why; here: {str(error).splitlines()[0]}); the last checkpoint is as it was: --resume latest"
-                ) from error
+            if is_loss(error):
+                raise LostError(f"rank {self.rank}: {lost_text('another process of the run')}") from error
             raise
         dist.destroy_process_group()
 
@@ -242,14 +249,31 @@ def _average_in_bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future
     return exchanged.then(lambda averaged: buffer.copy_(averaged.value()[0]))
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether an error is what a collective raises where another process is gone."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
+
+
+def lost_text(who: str) -> str:
+    """What is said where another process is gone; what gloo or NCCL say of it is about sockets."""
+    return (
+        f"{who} is gone or does not answer; its own messages say why, or it was killed (out of memory: see dmesg); the "
+        "last checkpoint is as it was: go on with --resume latest"
+    )
+
+
 def use_all_cores(local_world_size: int) -> None:
     """Shares this machine's cores among its processes.
 
     torchrun sets OMP_NUM_THREADS to 1 for several processes, whatever the machine; any other value is the user's.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if local_world_size > 1 and os.environ.get("OMP_NUM_THREADS") == "1":
-        torch.set_num_threads(max(1, cores // local_world_size))
+        torch.set_num_threads(max(1, cores_here() // local_world_size))
+
+
+def cores_here() -> int:
+    """How many CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor_name() -> str:

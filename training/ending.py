@@ -12,7 +12,7 @@ from training.document_rows import AnyRows
 from training.errors import one_line
 from training.loss import IGNORED
 from training.metrics import RunLog
-from training.metrics_file import read_metrics
+from training.metrics_file import Metrics, read_metrics
 from training.report import summary_lines, write_report
 from training.sampling import Draw, continue_text
 from training.snapshot import TrainingState
@@ -37,30 +37,37 @@ def finish_run(folder: Path, log: RunLog, state: TrainingState, total_steps: int
     log.close()
     if text is not None:
         log.event(state.step, "sample", prompt=text[0], text=text[1])
-    metrics = read_metrics(folder / "metrics.jsonl")
-    # One on the way is not that of the end.
-    final = metrics.validation[-1] if state.step in metrics.validation["step"][-1:] else None
+    record = folder / "metrics.jsonl"
+    losses = attempt(log, f"{folder}: the losses at the end", lambda: _last_losses(read_metrics(record), state.step))
+    loss, validation_loss = losses or (None, None)
     log.event(
         state.step,
         "finished" if state.step == total_steps else "stopped",
         seconds=state.seconds,
         tokens=state.tokens,
         tokens_per_second=state.tokens / state.seconds if state.seconds else None,
-        loss=float(metrics.train[-1]["loss"]) if len(metrics.train) else None,
-        validation_loss=float(final["loss"]) if final is not None else None,
+        loss=loss,
+        validation_loss=validation_loss,
         all_reduces_per_step=log.all_reduces,
         best_step=state.best_step,
         best_loss=state.best_loss,
     )
     log.check()
     report = attempt(log, f"{folder}: report.md", lambda: write_report(folder))
-    for line in summary_lines(read_metrics(folder / "metrics.jsonl")):
+    for line in attempt(log, f"{folder}: a summary", lambda: summary_lines(read_metrics(record))) or []:
         log.say(line)
     if text is not None:
         log.say(f"Sample: {text[0]!r} goes on with {text[1]!r}")
     if report is not None:
         log.say(f"Report: {report} (with loss.png, grad_norm.png, learning_rate.png)")
     log.say(f"Checkpoint: {(folder / 'latest').resolve()}")
+
+
+def _last_losses(metrics: Metrics, step: int) -> tuple[float | None, float | None]:
+    """The training loss and the validation loss of the end, as far as they are recorded: one on the way is not that."""
+    loss = float(metrics.train[-1]["loss"]) if step in metrics.train["step"][-1:] else None
+    final = metrics.validation[-1] if step in metrics.validation["step"][-1:] else None
+    return loss, float(final["loss"]) if final is not None else None
 
 
 def attempt(log: RunLog, what: str, make: Callable[[], Result]) -> Result | None:
@@ -74,6 +81,8 @@ def attempt(log: RunLog, what: str, make: Callable[[], Result]) -> Result | None
 
 def is_finished(folder: Path, step: int) -> bool:
     """Whether this step has been recorded as the run's end; a run that was made longer has had an earlier one."""
+    if not (folder / "metrics.jsonl").exists():
+        return False
     events = read_metrics(folder / "metrics.jsonl").events_named("finished")
     return any(event["step"] == step for event in events)
 

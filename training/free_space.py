@@ -1,6 +1,7 @@
 """Is there room on the disk for a run's checkpoints? Asked before it begins."""
 
 import shutil
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -53,16 +54,33 @@ def bytes_needed(config: RunConfig, state: TrainingState, stop: int, there: int)
         stop: the step up to which it trains.
         there: bytes of the checkpoints that it has.
     """
-    has_another_best = bool(config.evaluation.every) or state.best_step is not None
-    most = config.checkpoint.keep + has_another_best + 1
-    if config.hub.every:
-        most += 2  # one that is being uploaded and one that waits stay, though they are removed
+    most = _most(config, state.best_step is not None)
     intervals = (config.evaluation.every, config.checkpoint.every, config.hub.every)
     steps = range(min(state.step + 1, stop), stop + 1)
     saves = (step for step in steps if step == stop or any(every and step % every == 0 for every in intervals))
     new = sum(1 for _ in islice(saves, most))
     size = _size_of_one(config)
     return min(new * size, max(size, most * size - there))
+
+
+def disk_line(config: RunConfig, total_steps: int | None) -> str:
+    """The line of a plan about what the checkpoints of a run will take of the disk at most.
+
+    Args:
+        config: of the run.
+        total_steps: of the run; None while the length of the data is not known.
+    """
+    size = _size_of_one(config)
+    start = TrainingState(0, 0, 0.0, 0, None, None, None, "", {})
+    together = _most(config, False) * size if total_steps is None else bytes_needed(config, start, total_steps, 0)
+    number = together // size
+    return f"disk: {size_in_words(size)} for a checkpoint, up to {number} at once: {size_in_words(together)}"
+
+
+def _most(config: RunConfig, has_best: bool) -> int:
+    """How many checkpoints there are at once, at most, in a run that saves often enough."""
+    # One that is being uploaded and one that waits stay, though they are removed.
+    return config.checkpoint.keep + (bool(config.evaluation.every) or has_best) + 1 + 2 * bool(config.hub.every)
 
 
 def size_in_words(size: float) -> str:
@@ -75,4 +93,8 @@ def _size_of_one(config: RunConfig) -> int:
 
 
 def _bytes_in(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.iterdir())
+    size = 0
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # it has just gone, as files of NFS and of editors do
+            size += path.lstat().st_size  # an editor's lock is a link that leads nowhere
+    return size

@@ -8,7 +8,7 @@ from pathlib import Path
 from training import lock
 from training.checkpoint_files import FOR_THE_MODEL, MODEL, STATE, Found, find_checkpoint, list_checkpoints
 from training.config import REPOSITORY, RunConfig
-from training.config_check import config_from_mapping
+from training.config_check import config_of_record
 from training.data import tokenizer_file
 from training.errors import UserError
 from training.hub.hub_client import download_tokenizer
@@ -83,7 +83,7 @@ def find_checkpoint_and_config(name: str) -> tuple[Path, RunConfig]:
     for passed_over, reason in found.passed_over:
         print(f"passed over {passed_over}: {reason}", file=sys.stderr)
     # A checkpoint does not know its run's name, and nothing here asks for it.
-    config = config_from_mapping({"name": "checkpoint", **read_state(found.path).config}, str(found.path / STATE))
+    config = config_of_record({"name": "checkpoint", **read_state(found.path).config}, str(found.path / STATE))
     return found.path, config
 
 

@@ -46,7 +46,7 @@ def train(session: Session, state: TrainingState, stop: int, interruption: Inter
             if session.reports is not None and step < stop and not stop_now:
                 session.reports.refresh()
         if stop_now:
-            leave(session, state)
+            leave(session, state, interruption)
         if evaluate_now or save_now:
             reader.restart_clock()
     if stop == 0:
@@ -59,17 +59,18 @@ def catch_up(session: Session, state: TrainingState, interruption: Interruption)
     """Evaluates the step that a signal has kept from it, and saves the result. Collective."""
     state = validate(session, replace(state, evaluation_due=False), interruption)
     if state.evaluation_due:
-        leave(session, state)  # as it was saved
+        leave(session, state, interruption)  # as it was saved
     session.group.first(f"save {state.step}", partial(save, session, state))
     return state
 
 
-def leave(session: Session, state: TrainingState) -> Never:
-    """Records and says that the run was interrupted, and where, once that is saved. Collective."""
+def leave(session: Session, state: TrainingState, interruption: Interruption) -> Never:
+    """Records and says that the run was interrupted, by which signal, and where, once that is saved. Collective."""
+    signal_and_rank = interruption.first_signal()
 
     def tell() -> None:
         session.wait_for_writer()
-        session.log.event(state.step, "interrupted")
+        session.log.event(state.step, "interrupted", **signal_and_rank)
         session.log.say(f"interrupted after step {state.step:,}; go on with --resume latest")
 
     session.group.first("interrupted", tell)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ class RunLog:
         self.all_reduces: int | None = None
         """Exchanges of gradients in the last step recorded; None in the first two, while DDP forms its buckets."""
         self._recorded = 0
+        self._has_written = False
         self._failure: str | None = None
         self._one_at_a_time = threading.Lock()
         self.tokens = 0
@@ -87,8 +89,9 @@ class RunLog:
             self._progress.validation(step, evaluated.loss, evaluated.target_tokens, best)
 
     def event(self, step: int, event: str, **values: Any) -> None:
-        """Records something that happened after `step` updates."""
-        self._write({"kind": "event", "step": step, "event": event, **values})
+        """Records something that happened after `step` updates, and the time of day."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        self._write({"kind": "event", "step": step, "event": event, "time": now, **values})
 
     def checkpoint(self, step: int, name: str, is_best: bool, seconds: float, stall: float) -> None:
         """Records a checkpoint, how long writing it took, and how long training waited."""
@@ -153,9 +156,15 @@ class RunLog:
             self._look_at_the_folder()
             if not self._is_main or self.failed:  # behind half a line, another could not be read
                 return
+            if self._has_written and not self._path.exists():
+                self.say(
+                    f"{self._path}: was removed while this run trained; a new one begins at step {line['step']:,}, "
+                    "without what was recorded before: charts and report lack it too, the checkpoints do not"
+                )
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(strict_json(line) + "\n")
+                self._has_written = True
             except OSError as error:
                 self._failure = (
                     f"{self._path}: step {line['step']} could not be recorded ({error}); the last checkpoint is as it "

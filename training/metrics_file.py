@@ -1,8 +1,10 @@
 """metrics.jsonl read back: its fields, and what is refused. training/metrics.py writes it."""
 
+import io
 import math
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,12 @@ EVENT_FIELDS: dict[str, type] = {
     "parameters": int,
     "tokens_per_step": int,
     "bad_sequences": int,
+    "tokens": int,
     "seconds": float,
+    "best_step": int,
+    "best_loss": float,
+    "had_reached": int,
+    "starts": int,
     "layout": dict,
     "documents": dict,
     "changed": dict,
@@ -50,6 +57,7 @@ EVENT_FIELDS: dict[str, type] = {
     "tokenizer_sha256": str,
 }
 """What is read again of events; each may be missing or null."""
+MOST_GAPS = 5
 FIELDS = {"train": TRAIN_FIELDS, "validation": VALIDATION_FIELDS}
 # What a field takes from JSON, and up to which size: a float may lack its point; 1e999 is read as infinity.
 ACCEPTED = {int: ((int,), 2**53), float: ((int, float), sys.float_info.max), bool: ((bool,), 1)}
@@ -80,13 +88,35 @@ class Metrics:
         events = self.events_named("start", "resume", "finished", "stopped", "interrupted")
         return str(events[-1]["event"]) if events else "start"
 
+    @property
+    def reached(self) -> int:
+        """The step that the run has come to, also where the rows before it were lost."""
+        told = [event["step"] for event in self.events_named("start", "resume", "finished", "stopped", "interrupted")]
+        return max([*told, *self.train["step"][-1:].tolist()], default=0)
+
+    def tokens_and_seconds(self) -> tuple[int, float] | None:
+        """Input tokens and training time since the run's beginning; None where the record does not say."""
+        if self.reached in self.train["step"][-1:]:
+            return int(self.train[-1]["tokens"]), float(self.train[-1]["seconds"])
+        told = [event for event in self.events if event["step"] == self.reached and event.get("tokens") is not None]
+        return (int(told[-1]["tokens"]), float(told[-1].get("seconds") or 0.0)) if told else None
+
+    def lacking(self, last: int = 0) -> str | None:
+        """Which steps have no row, up to the one that the run has reached or a later `last`; None where all have."""
+        return _gaps(self.train["step"], max(self.reached, last))
+
+    def lacking_up_to(self, step: int) -> str | None:
+        """Which of the first `step` steps have no row."""
+        return _gaps(self.train["step"][self.train["step"] <= step], step)
+
     def best_validation(self) -> np.void | None:
         """The validation row that the link `best` stands for; None without one.
 
         A new best is saved at once, so it is that of the last checkpoint saved as best: the run knows which losses
         compare, while the numbers recorded are over all there is at the end, over `evaluation.tokens` before, and
         over something else again after a resumption that changes what is validated on. Where no checkpoint says, it
-        is the lowest (the earliest, if several share it) of those over as many targets as the first.
+        is the lowest (the earliest, if several share it) of those over as many targets as the first. A row that was
+        lost is what a later beginning or end of the run says of it, over 0 targets.
         """
         rows = self.validation[np.isfinite(self.validation["loss"])]
         saved = [event["step"] for event in self.events_named("checkpoint") if event.get("best")]
@@ -94,6 +124,11 @@ class Metrics:
         if not len(candidates):
             candidates = rows[rows["target_tokens"] == self.validation["target_tokens"][:1]]
         best: np.void | None = candidates[np.argmin(candidates["loss"])] if len(candidates) else None
+        told = [event for event in self.events if event.get("best_step") and event.get("best_loss") is not None]
+        best_step = told[-1]["best_step"] if told else 0
+        if best_step > max(saved, default=0) and best_step not in self.validation["step"]:
+            lost = (told[-1]["best_step"], told[-1]["best_loss"], 0, math.nan)
+            best = np.array([lost], dtype=self.validation.dtype)[0]
         return best
 
     def validation_curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -124,20 +159,23 @@ def read_metrics(path: Path) -> Metrics:
         UserError: there is no such file, or a line is not a row of the format (strict JSON, a known kind,
             all keys, steps of a kind strictly increasing); the message names the file and the line.
     """
-    rows: dict[str, list[Any]] = {"train": [], "validation": [], "event": []}
     require_file(path)
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = read_row(line)
-                kind, step = row["kind"], row["step"]
-                if kind != "event" and rows[kind] and step <= rows[kind][-1][0]:
-                    raise ValueError(f"step {step} comes after step {rows[kind][-1][0]}")
-            except ValueError as problem:
-                if not line.endswith(b"\n"):
-                    break
-                raise bad_line(path, number, problem) from problem
-            rows[kind].append(tuple(row[name] for name in FIELDS[kind]) if kind in FIELDS else row)
+        return _metrics_of(path, lines)
+
+
+def _metrics_of(path: Path, lines: Iterable[bytes]) -> Metrics:
+    rows: dict[str, list[Any]] = {"train": [], "validation": [], "event": []}
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = read_row(line)
+            kind = row["kind"]
+            refuse_order(row, rows[kind][-1][0] if kind in FIELDS and rows[kind] else None)
+        except ValueError as problem:
+            if not line.endswith(b"\n"):
+                break
+            raise bad_line(path, number, problem) from problem
+        rows[kind].append(tuple(row[name] for name in FIELDS[kind]) if kind in FIELDS else row)
     return Metrics(
         train=np.array(rows["train"], dtype=list(TRAIN_FIELDS.items())),
         validation=np.array(rows["validation"], dtype=list(VALIDATION_FIELDS.items())),
@@ -176,6 +214,12 @@ def read_row(line: bytes) -> dict[str, Any]:
     raise ValueError("it is no train, validation or event row")
 
 
+def refuse_order(row: dict[str, Any], before: int | None) -> None:
+    """Raises a ValueError if a train or validation row is not behind the step of the one of its kind before."""
+    if row["kind"] in FIELDS and before is not None and row["step"] <= before:
+        raise ValueError(f"step {row['step']} comes after step {before}")
+
+
 def _check_event(row: dict[str, Any]) -> None:
     """Raises a ValueError if a field is not what its readers take it for."""
     _value(row, "step", int)
@@ -208,27 +252,48 @@ def _value(row: dict[str, Any], name: str, wanted: type) -> Any:
     return value
 
 
-def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
-    """Removes what was recorded behind a step, and a line that was cut off in writing; atomically.
+def kept_lines(path: Path, step: int, evaluation_due: bool = False) -> list[bytes]:
+    """The lines of a metrics.jsonl that stay when a run goes on behind a step; none if there is no such file.
 
     Args:
         path: the metrics.jsonl.
         step: the last to keep.
-        evaluation_due: its validation comes again, and is removed too.
+        evaluation_due: its validation comes again, and goes.
 
     Raises:
-        UserError: naming the file and a line that is no record.
+        UserError: naming the file and a line that is no record, or that `read_metrics` would refuse at the end.
     """
     kept = []
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+    last: dict[str, int] = {}
+    lines = path.read_bytes() if path.exists() else b""
+    for number, line in enumerate(io.BytesIO(lines), start=1):
+        if not line.endswith(b"\n"):  # cut off in writing
+            continue
         try:
-            row = parse_json(line) if line.endswith(b"\n") else {"step": math.inf}
-            again = evaluation_due and row["step"] == step and row.get("kind") == "validation"
-            if row["step"] <= step and not again:
-                kept.append(line)
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path}, line {number}: is not a record of a run; remove or repair the line") from None
+            row = parse_json(line, _refuse_constant)
+            if isinstance(row, dict) and _value(row, "step", int) > step:
+                continue
+            row = read_row(line)
+            if evaluation_due and row["step"] == step and row["kind"] == "validation":
+                continue
+            refuse_order(row, last.get(row["kind"]))
+        except ValueError as problem:
+            raise UserError(
+                f"{path}, line {number}: {problem}; remove or repair the line, or move the file away: the run goes on "
+                "from its checkpoint alone, and only charts and report will lack what the file does"
+            ) from problem
+        last[row["kind"]] = row["step"]
+        kept.append(line)
+    return kept
+
+
+def cut_back(path: Path, step: int, evaluation_due: bool = False) -> None:
+    """Leaves the `kept_lines` in a metrics.jsonl, atomically; makes it where there is none.
+
+    Raises:
+        UserError: as `kept_lines` does.
+    """
+    kept = kept_lines(path, step, evaluation_due)
     beside = path.with_name(f".{path.name}.new")
     with beside.open("wb") as file:
         file.write(b"".join(kept))
@@ -252,10 +317,33 @@ def first_value(path: Path, key: str) -> str | None:
     return None
 
 
-def recorded_steps(path: Path, step: int) -> int:
-    """How many of the first `step` steps a metrics.jsonl holds; 0 if it is not there or not readable."""
+def read_if_any(path: Path) -> Metrics:
+    """The same as `read_metrics`, without a row where the file is not there or not readable."""
     try:
-        train = read_metrics(path).train
-    except UserError:  # cut_back names what is wrong
-        return 0
-    return int((train["step"] <= step).sum())
+        return read_metrics(path)
+    except UserError:
+        return _metrics_of(path, [])
+
+
+def read_to_go_on(path: Path, step: int) -> Metrics:
+    """The record of a run that goes on behind a step: of one that cannot be read to its end, the `kept_lines`.
+
+    Raises:
+        UserError: as `kept_lines` does.
+    """
+    kept = kept_lines(path, step)
+    try:
+        return read_metrics(path)
+    except UserError:
+        return _metrics_of(path, kept)
+
+
+def _gaps(steps: NDArray[np.int64], last: int) -> str | None:
+    """Which steps up to `last` are none of `steps`, ascending, in words; None where none is missing."""
+    edges = np.concatenate([[0], steps, [last + 1]])
+    gaps = [(int(edges[gap]) + 1, int(edges[gap + 1]) - 1) for gap in np.flatnonzero(np.diff(edges) > 1)]
+    if not gaps:
+        return None
+    shown = [f"{first:,}" if first == end else f"{first:,} to {end:,}" for first, end in gaps[:MOST_GAPS]]
+    word = "step" if gaps[0][0] == gaps[-1][1] else "steps"
+    return f"{word} {', '.join(shown)}{', ...' if len(gaps) > MOST_GAPS else ''}"

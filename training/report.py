@@ -1,7 +1,7 @@
 """A run's report: a page of Markdown and three charts, from its config.yaml and metrics.jsonl alone.
 
-Nothing else is read, so `isobatch report RUN` can write it again at any time, also for a run that was stopped
-half way or that went on elsewhere.
+Of all else only the names of checkpoints are looked at, so `isobatch report RUN` can write it again at any time, also
+for a run that was stopped half way or that went on elsewhere.
 """
 
 import json
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from training.charts import draw_charts
+from training.checkpoint_files import SUPERSEDED, list_checkpoints, number_of
 from training.errors import RunError, UserError, one_line
 from training.metrics_file import Metrics, read_metrics, require_file
 from training.yaml_reader import read_yaml
@@ -29,17 +30,24 @@ def summary_lines(metrics: Metrics) -> list[str]:
 
     Time and tokens count from the run's beginning, over resumes; the time is that of training alone.
     """
-    if not len(metrics.train):
+    if not metrics.reached:
         return ["No step has been trained yet"]
-    last = metrics.train[-1]
-    seconds, tokens = float(last["seconds"]), int(last["tokens"])
     state = "complete" if metrics.ending == "finished" else f"reached {_progress(metrics)}"
-    lines = [f"Training {state} in {seconds:,.3f} seconds", f"Tokens seen: {tokens:,}"]
-    if seconds > 0:
-        lines.append(f"Throughput: {tokens / seconds:,.0f} tokens/second")
-    lines.append(f"Final train loss: {_number(last['loss'], '.3f')}")
+    lines = [f"Training {state}"]
+    if known := metrics.tokens_and_seconds():
+        tokens, seconds = known
+        lines = [f"Training {state} in {seconds:,.3f} seconds", f"Tokens seen: {tokens:,}"]
+        lines += [f"Throughput: {tokens / seconds:,.0f} tokens/second"] if seconds > 0 else []
+    if lacking := metrics.lacking():
+        lines.append(f"Not recorded: {lacking}")
+    if len(metrics.train):
+        last = metrics.train[-1]
+        name = "Final train loss" if last["step"] == metrics.reached else f"Train loss at step {last['step']:,}"
+        lines.append(f"{name}: {_number(last['loss'], '.3f')}")
     best = metrics.best_validation()
-    if best is not None:
+    if best is not None and not len(metrics.validation):
+        lines.append(f"Best validation loss: {best['loss']:.3f} at step {best['step']:,}")
+    elif best is not None:
         name, final = _last_validation(metrics, " loss"), _number(metrics.validation[-1]["loss"], ".3f")
         lines.append(f"{name}: {final} (best: {best['loss']:.3f} at step {best['step']:,})")
     return lines
@@ -48,12 +56,11 @@ def summary_lines(metrics: Metrics) -> list[str]:
 def _last_validation(metrics: Metrics, what: str = "") -> str:
     """How the last validation is called: final, unless steps have been trained since."""
     step = int(metrics.validation[-1]["step"])
-    since = len(metrics.train) and step < metrics.train[-1]["step"]
-    return f"Last validation{what}, at step {step:,}" if since else f"Final validation{what}"
+    return f"Last validation{what}, at step {step:,}" if step < metrics.reached else f"Final validation{what}"
 
 
 def _progress(metrics: Metrics) -> str:
-    step = int(metrics.train[-1]["step"]) if len(metrics.train) else 0
+    step = metrics.reached
     begins = metrics.events_named("start", "resume")
     total = begins[-1].get("total_steps") if begins else None
     return f"step {step:,}" if total is None else f"step {step:,} of {total:,}"
@@ -80,7 +87,7 @@ def write_report(run_folder: Path) -> Path:
     for file_name, picture in draw_charts(metrics, name, clip_norm).items():
         _replace(run_folder / file_name, picture)
     sections = [
-        [f"# {name}", "", _status(metrics)],
+        [f"# {name}", "", _status(metrics, _newest_checkpoint(run_folder))],
         _result_section(metrics),
         chart_section(),
         _run_section(metrics, config),
@@ -123,13 +130,22 @@ def _replace(path: Path, content: bytes) -> None:
 # The page
 
 
-def _status(metrics: Metrics) -> str:
+def _newest_checkpoint(run_folder: Path) -> int:
+    """The step of the newest checkpoint that is this run's."""
+    return max(
+        (number_of(path) for path in list_checkpoints(run_folder) if not (path / SUPERSEDED).exists()), default=0
+    )
+
+
+def _status(metrics: Metrics, newest_checkpoint: int) -> str:
     endings = {
         "finished": "Finished",
         "stopped": "Stopped by `--stop-after`, can be resumed",
         "interrupted": "Interrupted, can be resumed",
     }
-    return f"{endings.get(metrics.ending, 'Not finished')}: {_progress(metrics)}."
+    status = f"{endings.get(metrics.ending, 'Not finished')}: {_progress(metrics)}."
+    lacking = metrics.lacking(newest_checkpoint)
+    return f"{status} The record (`metrics.jsonl`) lacks {lacking}, and so do the figures here." if lacking else status
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> list[str]:
@@ -155,7 +171,8 @@ def _result_section(metrics: Metrics) -> list[str]:
         final = metrics.validation[-1]
         rows.append(_loss_row(_last_validation(metrics), final, final["bits_per_byte"]))
     if len(metrics.train):
-        rows.append(_loss_row("Final training step", metrics.train[-1], math.nan))
+        is_last = metrics.train[-1]["step"] == metrics.reached
+        rows.append(_loss_row("Final training step" if is_last else "Last step recorded", metrics.train[-1], math.nan))
     if not rows:
         return []
     titles = ("", "Step", "Loss (nats per token)", "Perplexity", "Bits per byte", "Target tokens")
@@ -174,7 +191,14 @@ def _loss_row(title: str, row: np.void, bits_per_byte: float) -> list[str]:
     # exp() of a loss that has exploded would overflow; exp(30) is 1e13, beyond any vocabulary.
     perplexity = "over 1e13" if loss > 30 else _number(math.exp(loss), ",.2f")
     bits = format(float(bits_per_byte), ".4f") if math.isfinite(bits_per_byte) else "-"
-    return [title, f"{row['step']:,}", _number(loss, ".6f"), perplexity, bits, f"{row['target_tokens']:,}"]
+    return [
+        title,
+        f"{row['step']:,}",
+        _number(loss, ".6f"),
+        perplexity,
+        bits,
+        f"{row['target_tokens']:,}" if row["target_tokens"] else "-",
+    ]
 
 
 def chart_section() -> list[str]:
@@ -209,9 +233,8 @@ def _run_section(metrics: Metrics, config: dict[str, Any]) -> list[str]:
         if begin.get(key):
             rows.append((f"{title}, sha256", f"`{begin[key]}`"))
     rows.append(("Steps", _progress(metrics).removeprefix("step ")))
-    if len(metrics.train):
-        last = metrics.train[-1]
-        seconds, tokens = float(last["seconds"]), int(last["tokens"])
+    if known := metrics.tokens_and_seconds():
+        tokens, seconds = known
         rows.append(("Tokens seen", f"{tokens:,}"))
         rows.append(("Training time", duration(seconds)))
         rows.append(("Throughput", _throughput(tokens, seconds)))
@@ -243,7 +266,8 @@ def place_section(metrics: Metrics) -> list[str]:
         checkpoint = f", from {begin['checkpoint']}" if "checkpoint" in begin else ""
         layout = (begin.get("layout") or {}).get("sentence", "")
         place = [begin.get(key, "") for key in ("machine", "device", "torch")]
-        speed = _throughput(tokens[end] - tokens[first], seconds[end] - seconds[first])
+        begun = begin.get("tokens", tokens[first]), begin.get("seconds", seconds[first])  # also where rows were lost
+        speed = _throughput(tokens[end] - begun[0], seconds[end] - begun[1])
         rows.append((f"step {begin['step']:,}{checkpoint}", layout, *place, speed))
     titles = ("From", "Layout", "Machine", "Device", "PyTorch", "Speed")
     return ["## Layouts and machines", "", *table(titles, rows)]

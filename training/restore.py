@@ -9,7 +9,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from model.gpt import GPT, GPTConfig, build_gpt
-from training.checkpoint_files import FOR_THE_MODEL, MODEL, OPTIMIZER, STATE, problem_of
+from training.checkpoint_files import (
+    FOR_THE_MODEL,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    checkpoint_name,
+    is_checkpoint_name,
+    number_of,
+    problem_of,
+)
+from training.config_check import another_version
 from training.distributed import Group
 from training.errors import UserError
 from training.foreign_file import instead
@@ -24,18 +34,33 @@ KEY_OF_AXIS = {
 
 
 def read_state(folder: Path) -> TrainingState:
-    """Reads state.json of a checkpoint; UserError names the file and the first field that is wrong."""
+    """Reads state.json of a checkpoint.
+
+    Raises:
+        UserError: names the file and the first field that is wrong: also a step that is not that of the folder's name.
+    """
     path = folder / STATE
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: is no regular file; take another checkpoint")
     try:
-        return TypeAdapter(TrainingState).validate_json(path.read_bytes())
+        state = TypeAdapter(TrainingState).validate_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}); take another checkpoint") from error
     except ValidationError as error:
         first = error.errors()[0]
+        unknown = [str(item["loc"][-1]) for item in error.errors() if item["type"] == "unexpected_keyword_argument"]
+        if len(unknown) == error.error_count():
+            raise UserError(another_version(str(path), unknown)) from error
         field = ".".join(str(part) for part in first["loc"]) or "content"
         raise UserError(
             f"{path}: is not a training state; {field}: {first['msg']}{instead(path)}; take another checkpoint"
         ) from error
+    if is_checkpoint_name(folder.name) and number_of(folder) != state.step:
+        raise UserError(
+            f"{path}: is the state after step {state.step}, not that of the folder's name; "
+            f"call the folder {checkpoint_name(state.step)}, or move it away"
+        )
+    return state
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from training.checkpoint_files import FOR_THE_MODEL, list_checkpoints, problem_o
 from training.checkpoint_writer import CheckpointWriter
 from training.compilation import compile_blocks
 from training.config import REPOSITORY, RunConfig
-from training.config_check import config_from_mapping
+from training.config_check import config_of_record
 from training.data import (
     TrainingData,
     check_vocabulary,
@@ -25,6 +25,7 @@ from training.data import (
     provide_dataset,
     tokenizer_file,
 )
+from training.datasets_folder import can_be_made, unused_tokenizer
 from training.digests import data_order_digest, validation_digest
 from training.distributed import Group
 from training.document_rows import AnyRows
@@ -137,7 +138,7 @@ def build(
         process.use_reproducible_kernels()
     dataset = datasets / config.data.dataset
     source = group.first("source", lambda: weights_to_start_from(config, folder, opening))
-    if process.is_main and not dataset.is_dir():
+    if process.is_main and not dataset.is_dir() and can_be_made(config.data.dataset):
         print(f"{dataset}: is not there yet, preparing or downloading it", file=sys.stderr, flush=True)
     revision = group.first("dataset", lambda: provide_dataset(config.data, datasets), per_node=True)
     data, validation = open_data(config, dataset, group)
@@ -156,6 +157,8 @@ def build(
     gradients = gradient_sums(SequenceLoss(model), group, config)
     clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
     log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
+    for remark in [*process.remarks(), *unused_tokenizer(config.data, datasets)] if process.is_main else []:
+        log.say(remark)
     if compiled:
         log.say(compiled)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
@@ -265,7 +268,7 @@ def refuse_another_order(session: Session, state: TrainingState) -> None:
         UserError: the steps so far would have been others.
     """
     now, folder = session.config, session.folder
-    saved = config_from_mapping({"name": now.name, **state.config}, str(folder))
+    saved = config_of_record({"name": now.name, **state.config}, str(folder))
     before, after = (
         Passes(data.steps_per_epoch, data.epochs) for data in (open_training_data(saved, session.dataset), session.data)
     )

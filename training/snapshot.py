@@ -2,12 +2,15 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""What JSON's readers take for a whole number, of steps or tokens."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,12 @@ class TrainingState:
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
-    step: int  # updates done, skipped ones included
-    tokens: int  # trained on since the run's beginning
-    seconds: float  # of training since the run's beginning, over resumes
-    nonfinite_in_a_row: int  # skipped updates directly before this checkpoint
+    step: Count  # updates done, skipped ones included
+    tokens: Count  # trained on since the run's beginning
+    seconds: Annotated[float, Field(ge=0)]  # of training since the run's beginning, over resumes
+    nonfinite_in_a_row: Count  # skipped updates directly before this checkpoint
     best_loss: float | None  # lowest validation loss so far, nats per token
-    best_step: int | None
+    best_step: Count | None
     scaler: dict[str, float | int] | None  # GradScaler.state_dict(), in fp16 runs
     data: str  # fingerprint of the training file
     config: dict[str, Any]  # the run's resolved config

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.checkpoint_files import CONTENTS, MANIFEST
 from training.errors import RunError
 from training.hub.hub_client import first_line
 from training.hub.hub_upload import Destination, files_of, upload_files
@@ -63,8 +64,8 @@ class BackgroundUploads:
         try:
             shutil.rmtree(held, ignore_errors=True)
             (held / checkpoint.name).mkdir(parents=True)
-            for file in checkpoint.iterdir():
-                os.link(file, held / checkpoint.name / file.name)
+            for name in (*CONTENTS, MANIFEST):
+                os.link(checkpoint / name, held / checkpoint.name / name)
             for name in (CONFIG, METRICS):
                 shutil.copyfile(self._run / name, held / name)
             files = files_of(held)  # now: one that vanishes until the upload must not be taken for one to remove

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from training.config import RunConfig, config_mapping
-from training.config_check import config_from_mapping
+from training.config_check import config_of_record
 from training.errors import one_line
 from training.laboratory.statistics import Seeds
 from training.metrics_file import Metrics, read_metrics, require_file
@@ -84,12 +84,11 @@ def read_result(run_folder: Path, group: str | None = None) -> RunResult:
     require_file(run_folder / CONFIG)
     name = one_line(run_folder.resolve().name)  # in tables, pages and on terminals
     values = read_yaml(run_folder / CONFIG)
-    config = config_from_mapping({**values, "name": "run"}, str(run_folder / CONFIG))
+    config = config_of_record({**values, "name": "run"}, str(run_folder / CONFIG))
     metrics = read_metrics(run_folder / METRICS)
     begin = (metrics.events_named("start", "resume", "import") or [{}])[-1]
-    last = metrics.train[-1] if len(metrics.train) else None
-    tokens, seconds = (int(last["tokens"]), float(last["seconds"])) if last is not None else (0, 0.0)
-    step = int(last["step"]) if last is not None else 0
+    tokens, seconds = metrics.tokens_and_seconds() or (0, 0.0)
+    step = metrics.reached
     # One on the way is no result, though it may be the last one: of a run resumed without evaluation, say.
     final = metrics.validation[-1] if step in metrics.validation["step"][-1:] else None
     return RunResult(

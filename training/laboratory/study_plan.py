@@ -13,7 +13,7 @@ from model.gpt import flops_per_token, parameter_count
 from training.changes import compare_configs, shown
 from training.checkpoint_files import list_checkpoints, number_of
 from training.config import RunConfig
-from training.config_check import config_from_mapping
+from training.config_check import config_of_record
 from training.free_space import BYTES_PER_PARAMETER, size_in_words
 from training.json_file import append_objects, parse_json
 from training.laboratory.comparison import TWO_SEEDS
@@ -83,7 +83,7 @@ def read_run_state(run_folder: Path, config: RunConfig) -> RunState:
     """
     if not (run_folder / CONFIG).is_file():
         return RunState(0, config.total_steps, finished=False)
-    saved = config_from_mapping({**read_yaml(run_folder / CONFIG), "name": config.name}, str(run_folder / CONFIG))
+    saved = config_of_record({**read_yaml(run_folder / CONFIG), "name": config.name}, str(run_folder / CONFIG))
     checkpoints = list_checkpoints(run_folder)
     step = number_of(checkpoints[-1]) if checkpoints else 0
     changes = compare_configs(saved, config, step)
