@@ -7,6 +7,8 @@ from training.document_rows import DocumentSummary
 from training.layout import Layout, describe
 
 GIB = 2**30
+LIBRARIES = {"cpu": 8 * 2**20, "cuda": 8 * 2**20}
+"""Bytes that the libraries' products work in."""
 
 
 def plan_lines(
@@ -73,16 +75,23 @@ def estimated_memory(config: RunConfig, microbatch: int, device: str, recomputin
         device: "cpu" or "cuda".
         recomputing: whether activations are checkpointed.
     """
+    from model.attention import BLOCKS_ARE_FASTER
+    from model.half_products import product_type
     from training.loss import CHUNK_ROWS
+    from training.step import AMP_DTYPES
 
-    model, size = config.model, 4 if config.precision.amp == "off" else 2
+    model, dtype = config.model, AMP_DTYPES[config.precision.amp]
+    size, product = dtype.itemsize, product_type(dtype, device).itemsize
+    half, in_blocks = size == 2, bool(model.dropout) or BLOCKS_ARE_FASTER.get(device, False)
     stream = microbatch * model.context_length * model.emb_dim  # numbers of the residual stream
-    # Of a block: its input and that of its second norm in float32; both norms' output, in a half type once more for
-    # each of three products; query, key, value and what attention makes of them; 4 + 4 in the MLP; two masks.
-    numbers = 16 if size == 2 else 14
-    block = stream * (2 * 4 + (numbers + 2 * bool(model.dropout)) * size)
-    copies = 12 * model.emb_dim**2 * 2 if size == 2 else 0  # of the weights, which autocast keeps
-    within = stream * (2 * 4 + 8 * size)
+    # What a block keeps of each: the inputs of its norms; of its products, where those of query, key and value share
+    # theirs but under autocast; of the activation; query, key and value; what attention makes of them, where that is
+    # not the product's input itself; two masks.
+    inputs = (9 if half else 7) * product
+    attention = (3 + (half and in_blocks)) * size if in_blocks or product == size else 4 * product
+    block = stream * (2 * 4 + inputs + 4 * size + attention + 2 * bool(model.dropout) * size)
+    copies = 12 * model.emb_dim**2 * product if half else 0  # of the weights, in the type of the products
+    within = stream * (4 + 4 * product)  # the gradients around the activation, where the block's are freed by turns
     if model.dropout:
         # In the backward: weights, mask and slopes in float32, the slopes' product, what was dropped, hashes.
         rows = min(QUERY_ROWS[device], model.context_length)
@@ -94,4 +103,6 @@ def estimated_memory(config: RunConfig, microbatch: int, device: str, recomputin
     chunk = min(microbatch * model.context_length, CHUNK_ROWS[device]) * model.vocab_size * (4 + size)
     ends = stream * 4 * (4 if model.dropout else 3)  # around the final norm, and the embedding's mask
     per_parameter = 24 if config.bitwise else 16
-    return per_parameter * parameter_count(model) + kept + ends + max(chunk + table, 2 * table, within)
+    return (
+        per_parameter * parameter_count(model) + kept + ends + max(chunk + table, 2 * table, within) + LIBRARIES[device]
+    )
