@@ -7,10 +7,13 @@
 The functions stand in the order in which a run goes through them.
 """
 
+import gc
+
 import training.launcher  # first: it takes down who started this process before seconds of imports
 
 if __name__ == "__main__":
     training.launcher.end_at_once_on_signals()
+    gc.disable()  # until there is something to train: what the imports make stays, and going through it takes long
 # isort: split
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,6 +26,7 @@ import typer
 
 from model.gpt import parameter_count
 from training.command import run_command
+from training.compilation import refuse_to_compile
 from training.config import REPOSITORY, RunConfig, repository_problem
 from training.config_check import config_from_mapping, refuse_fp16_without_gpu
 from training.config_file import load_run_config, run_name
@@ -32,17 +36,12 @@ from training.distributed import Group, Process
 from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import UserError
 from training.free_space import check_free_space, disk_line
-from training.hub.background_upload import BRANCH
-from training.hub.hub_access import check_destination
-from training.hub.hub_retry import to_stderr
-from training.hub.hub_upload import Destination
-from training.hub.push import REPLACE_AFTER_TRAINING, REPLACE_STATE, push_run
-from training.hub.repository_content import foreign_state
 from training.interruption import Interruption
 from training.layout import Layout, describe, plan_layout
 from training.loop import best_of, train, with_comparable_best
 from training.memory import memory_told
 from training.metrics_file import cut_back
+from training.microbatch_search import refuse_to_search, search_max_microbatch
 from training.plan import plan_lines
 from training.run_folder import (
     METRICS,
@@ -55,7 +54,7 @@ from training.run_folder import (
     refuse_to_start_beside,
     saved_overrides,
 )
-from training.session import Session, build, digests, first_state
+from training.session import Means, Session, build, digests, first_state
 from training.snapshot import TrainingState
 from training.tracking.trackers import check_installed
 
@@ -80,6 +79,19 @@ def main(
     microbatch: Annotated[
         int | None, typer.Option(min=1, help="Most sequences at once on this machine; the run stays the same.")
     ] = None,
+    activation_checkpointing: Annotated[
+        bool,
+        typer.Option(
+            "--activation-checkpointing", help="Keep less and compute it again: less memory, more time, the same run."
+        ),
+    ] = False,
+    compile_model: Annotated[
+        bool, typer.Option("--compile", help="Compile the model with torch.compile; where that fails, go on without.")
+    ] = False,
+    find_max_microbatch: Annotated[
+        bool,
+        typer.Option("--find-max-microbatch", help="Search the largest microbatch that fits, print it and stop."),
+    ] = False,
     stop_after: Annotated[
         int | None, typer.Option(min=0, help="Stop after this many steps of the run, with a checkpoint.")
     ] = None,
@@ -105,8 +117,18 @@ def main(
     if dry_run:
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
         layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
-        print_plan(config, layout, datasets, process, remarks)
+        print_plan(config, layout, datasets, process, remarks, activation_checkpointing)
         return
+    if find_max_microbatch:
+        refuse_to_search(config, process.device, microbatch)
+        with process.group() as group:
+            lines = search_max_microbatch(config, group, activation_checkpointing)
+        if process.is_main:
+            print("\n".join(lines))
+        return
+    means = Means(microbatch, activation_checkpointing, compile_model)
+    if compile_model:
+        refuse_to_compile(config)
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:
@@ -114,12 +136,16 @@ def main(
         config = config_from_mapping({"name": config.name, **opening.config}, run)  # rank 0's, on every machine
         if not group.first("restarted", lambda: begun):  # rank 0's word: ranks of other nodes cannot tell
             group.first("services", partial(check_services, config))
-        session = build(config, folder, datasets, microbatch, opening, group)
+        session = build(config, folder, datasets, means, opening, group)
         stack.callback(session.leave)
+        gc.freeze()  # what is there stays, and a full collection of 300,000 objects would keep all ranks waiting
+        gc.enable()
         state = first_state(session, opening)
         total = session.data.total_steps
         state = carry_out(session, opening, state, total if stop_after is None else min(stop_after, total))
         if config.hub.repo is not None and state.step == total:
+            from training.hub.push import push_run
+
             group.first("push", lambda: push_run(folder, config, datasets, session.log, total))
 
 
@@ -142,15 +168,25 @@ def open_together(
 
 def check_services(config: RunConfig) -> None:
     """Checks, before training: may the result be uploaded, without replacing others' files, and are trackers there?"""
-    if config.hub.repo is not None:
-        check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
-    state = Destination(config.hub.repo or "", branch=BRANCH)
+    check_installed(config.tracking)
+    if config.hub.repo is None:
+        return
+    from training.hub.background_upload import BRANCH
+    from training.hub.hub_access import check_destination
+    from training.hub.hub_retry import to_stderr
+    from training.hub.hub_upload import Destination
+    from training.hub.push import REPLACE_AFTER_TRAINING, REPLACE_STATE
+    from training.hub.repository_content import foreign_state
+
+    check_destination(Destination(config.hub.repo), "hub.repo", config.hub.licence, REPLACE_AFTER_TRAINING)
+    state = Destination(config.hub.repo, branch=BRANCH)
     if config.hub.every and (problem := foreign_state(state, to_stderr)):
         raise UserError(f"hub.every: {config.hub.repo}: {problem}; {REPLACE_STATE}")
-    check_installed(config.tracking)
 
 
-def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str]) -> None:
+def print_plan(
+    config: RunConfig, layout: Layout, datasets: Path, process: Process, remarks: list[str], recomputing: bool
+) -> None:
     """Prints what the run would do; the data are looked at only where the config leaves their length open.
 
     Raises:
@@ -162,7 +198,7 @@ def print_plan(config: RunConfig, layout: Layout, datasets: Path, process: Proce
         data = open_training_data(config, datasets / config.data.dataset)
         total_steps, documents = data.total_steps, data.rows.summary
     if process.is_main:
-        lines = plan_lines(config, layout, total_steps, process.device.type, documents)
+        lines = plan_lines(config, layout, total_steps, process.device.type, documents, recomputing)
         lines += [disk_line(config, total_steps), *process.remarks()]
         lines += [*missing_dataset(config.data.dataset, datasets), *unused_tokenizer(config.data, datasets)]
         print("\n".join([*lines, *remarks]))
@@ -178,7 +214,8 @@ def carry_out(session: Session, opening: Opening, state: TrainingState, stop: in
             group.first("launch", lambda: note_launch(folder), per_node=True)
             session.log.start(state.step, state.seconds, state.tokens, best_of(state))
             group.first("announce", partial(announce, session, opening, state))
-            with memory_told(group.process, session.trainer.layout, session.config):
+            recomputing = session.module.model.recompute_blocks
+            with memory_told(group.process, session.trainer.layout, session.config, recomputing):
                 state = train(session, with_comparable_best(state, opening.changed), stop, interruption)
     else:
         for line in nothing_left(session, opening, state):
@@ -212,7 +249,8 @@ def announce(session: Session, opening: Opening, state: TrainingState) -> None:
     log, config, layout, process = session.log, session.config, session.trainer.layout, session.group.process
     documents = session.data.rows.summary
     validation_documents = session.validation.summary if session.validation is not None else None
-    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents):
+    recomputing = session.module.model.recompute_blocks
+    for line in plan_lines(config, layout, session.data.total_steps, process.device.type, documents, recomputing):
         log.say(line)
     if validation_documents is not None:
         log.say(f"validation: {validation_documents.sentence(config.model.context_length)}")

@@ -10,8 +10,11 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F  # noqa: N812  (the field's name for it)
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from model.dropout import add_branch, attend, drop, site_count
+from model.attention import attend
+from model.dropout import add_branch, drop, site_count
+from model.half_products import Linear
 
 Init = Literal["pytorch", "gpt2"]
 
@@ -77,10 +80,10 @@ class Attention(nn.Module):
         self.n_heads = config.n_heads
         self.dropout = config.dropout
         self.context_length = config.context_length
-        self.query = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
-        self.key = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
-        self.value = nn.Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
-        self.output = nn.Linear(config.emb_dim, config.emb_dim)
+        self.query = Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
+        self.key = Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
+        self.value = Linear(config.emb_dim, config.emb_dim, bias=config.qkv_bias)
+        self.output = Linear(config.emb_dim, config.emb_dim)
 
     def forward(self, x: Tensor, keys: Tensor | None = None) -> Tensor:
         """Mixes each position with those before it: (B, T, E) -> (B, T, E); with dropout, given keys (B, H, 2)."""
@@ -88,11 +91,7 @@ class Attention(nn.Module):
             projection(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2)  # (B, T, E) -> (B, H, T, D)
             for projection in (self.query, self.key, self.value)
         )
-        if keys is None:
-            # is_causal instead of a mask: nothing to store, to broadcast, or to fit to the context length.
-            mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        else:  # that function would draw masks of its own
-            mixed = attend(query, key, value, keys, self.dropout, self.context_length)
+        mixed = attend(query, key, value, keys, self.dropout, self.context_length)
         output: Tensor = self.output(mixed.transpose(1, 2).flatten(2))  # (B, H, T, D) -> (B, T, E)
         return output
 
@@ -102,8 +101,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.up = nn.Linear(config.emb_dim, 4 * config.emb_dim)
-        self.down = nn.Linear(4 * config.emb_dim, config.emb_dim)
+        self.up = Linear(config.emb_dim, 4 * config.emb_dim)
+        self.down = Linear(4 * config.emb_dim, config.emb_dim)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transforms each position on its own: (B, T, E) -> (B, T, E)."""
@@ -143,9 +142,11 @@ class GPT(nn.Module):
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.final_norm = nn.LayerNorm(config.emb_dim, eps=1e-5)
-        self.head = nn.Linear(config.emb_dim, config.vocab_size, bias=False)
+        self.head = Linear(config.emb_dim, config.vocab_size, bias=False)
         if config.tie_weights:
             self.head.weight = self.token_embedding.weight
+        self.recompute_blocks = False
+        """Whether a block keeps nothing but its input, and computes the rest again in the backward: the same bits."""
 
     def forward(self, ids: Tensor, keys: Tensor | None = None) -> Tensor:
         """Predicts the next token at each position: the logits, (B, T, V); arguments and errors are those of hidden."""
@@ -173,14 +174,23 @@ class GPT(nn.Module):
         x = self.token_embedding(ids) + self.position_embedding(positions)  # (B, T) -> (B, T, E)
         if not (self.training and self.config.dropout):
             for block in self.blocks:
-                x = block(x)
+                x = self._through(block, x)
         else:
             of_embedding, *of_blocks = self._split_keys(keys, len(ids))
             x = drop(x, of_embedding, self.config.dropout)
             for block, of_block in zip(self.blocks, of_blocks, strict=True):
-                x = block(x, of_block)
+                x = self._through(block, x, of_block)
         normalised: Tensor = self.final_norm(x)
         return normalised
+
+    def _through(self, block: nn.Module, x: Tensor, keys: Tensor | None = None) -> Tensor:
+        """A block's output; see Block.forward."""
+        if self.recompute_blocks and torch.is_grad_enabled():
+            # No random state to put back: dropout masks follow from the keys.
+            output: Tensor = checkpoint(block, x, keys, use_reentrant=False, preserve_rng_state=False)
+        else:
+            output = block(x, keys)
+        return output
 
     def _split_keys(self, keys: Tensor | None, sequences: int) -> tuple[Tensor, ...]:
         """The keys of the embedding, (B, 2), and those of each block, (B, 2 + H, 2)."""

@@ -1,6 +1,8 @@
 """YAML configs, configs of the smallest useful model, and token files whose tokens are their own positions."""
 
+import json
 import re
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -70,3 +72,19 @@ def write_tokens(path: Path, tokens: ArrayLike, dtype: Any = np.uint16, key: str
 def write_positions(path: Path, count: int) -> Path:
     """Writes P(count): the first token of a row is its offset, so order, gaps and repeats can be read from batches."""
     return write_tokens(path, np.arange(count))
+
+
+def write_sparse(path: Path, count: int, dtype: str = "U16", tokens: dict[int, bytes] | None = None) -> Path:
+    """Writes a token file of zeros that takes no room on the disk, but for the tokens given by their offsets."""
+    size = int(dtype[1:]) // 8
+    header = json.dumps({"tokens": {"dtype": dtype, "shape": [count], "data_offsets": [0, count * size]}}).encode()
+    header += b" " * (-len(header) % 8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        start = file.tell()
+        for offset, value in (tokens or {}).items():
+            file.seek(start + offset * size)
+            file.write(value)
+        file.truncate(start + count * size)
+    return path

@@ -1,9 +1,6 @@
 """The rows that each step and each process reads, and everything that a dataset can have wrong."""
 
 import json
-import resource
-import struct
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,11 +10,9 @@ import pytest
 import torch
 from conftest import Workplace
 from numpy.typing import NDArray
-from ranks import on_ranks
-from small_configs import small_config, write_positions, write_tokens
+from small_configs import small_config, write_positions, write_sparse, write_tokens
 
 from training.config import Data, RunConfig
-from training.config_check import config_from_mapping
 from training.config_file import load_run_config
 from training.data import (
     TrainingData,
@@ -32,7 +27,7 @@ from training.data import (
 from training.distributed import Group, Process
 from training.errors import UserError
 from training.layout import Layout, plan_layout
-from training.rows import CHECKED_AT_ONCE, Rows, TokenFile
+from training.rows import Rows, TokenFile
 
 
 @pytest.fixture
@@ -40,22 +35,6 @@ def group() -> Iterator[Group]:
     """One process."""
     with Process.from_environment().group() as group:
         yield group
-
-
-def write_sparse(path: Path, count: int, dtype: str = "U16", tokens: dict[int, bytes] | None = None) -> Path:
-    """Writes a token file of zeros that takes no room on the disk, but for the tokens given by their offsets."""
-    size = int(dtype[1:]) // 8
-    header = json.dumps({"tokens": {"dtype": dtype, "shape": [count], "data_offsets": [0, count * size]}}).encode()
-    header += b" " * (-len(header) % 8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header)
-        start = file.tell()
-        for offset, value in (tokens or {}).items():
-            file.seek(start + offset * size)
-            file.write(value)
-        file.truncate(start + count * size)
-    return path
 
 
 def offsets(data: TrainingData, layout: Layout, first: int, last: int) -> list[list[int]]:
@@ -306,17 +285,6 @@ def test_ids_at_the_edge_of_their_type(tmp_path: Path, group: Group) -> None:
     assert f"the id {2**60} at offset 8 is not" in vocabulary_problem(group, path, [0] * 8 + [2**60], np.int64, 50257)
 
 
-def test_the_check_goes_through_a_large_file_in_pieces(tmp_path: Path) -> None:
-    """Also where the bad id is the first or the last of a piece."""
-    for offset in (CHECKED_AT_ONCE - 1, CHECKED_AT_ONCE, 2 * CHECKED_AT_ONCE - 1):
-        path = write_sparse(tmp_path / "train.safetensors", 2 * CHECKED_AT_ONCE, tokens={offset: b"\x39\x30"})
-        file = TokenFile(path)
-        assert file.first_bad_token(0, file.length, 12_345) == offset
-        assert file.first_bad_token(offset, offset + 1, 12_345) == offset
-        assert file.first_bad_token(0, offset, 12_345) is None
-        assert file.first_bad_token(0, file.length, 12_346) is None
-
-
 @pytest.mark.slow
 def test_two_processes_tell_of_a_bad_id_once(workplace: Workplace) -> None:
     """R72: each checks a part; the one message names the first, though the other process found it."""
@@ -502,49 +470,3 @@ def test_where_the_tokenizer_is(tmp_path: Path) -> None:
     own.parent.mkdir()
     own.write_text("{}")
     assert [tokenizer_file(data, tmp_path) for data in (Data(dataset="tokens"), named, on_hub)] == [own] * 3
-
-
-# Memory
-
-LIMIT = 50
-"""What the reading of a file may take besides the file's own pages, in MiB."""
-
-
-def status(key: str) -> float:
-    """A line of this process's memory, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:")) / 1024
-
-
-def read_everything(group: Group, mapping: dict[str, Any], dataset: Path) -> tuple[int, float, float]:
-    """Steps read, seconds until the first was there, and the most memory taken, in MiB; over the limit it fails."""
-    config = config_from_mapping(mapping, "here")
-    allowed = int((status("VmData") + LIMIT) * 2**20)
-    resource.setrlimit(resource.RLIMIT_DATA, (allowed, allowed))
-    before, started, most = status("RssAnon"), time.monotonic(), 0.0
-    data = open_training_data(config, dataset)
-    check_vocabulary(data.rows, config.model.vocab_size, group)
-    layout = plan_layout(config.batch, group.process.world_size)
-    data.read(0, range(6))
-    seconds = time.monotonic() - started
-    for step in range(data.total_steps):
-        for microbatch in layout.microbatches(group.process.rank):
-            data.read(step, microbatch)
-        most = max(most, status("RssAnon") - before)
-    return data.total_steps, seconds, most
-
-
-@pytest.mark.slow
-def test_a_large_file_costs_no_memory_and_no_time(tmp_path: Path) -> None:
-    """R78, R79: 1 GiB, of which 2,048 batches are read at random places by two ranks."""
-    write_sparse(tmp_path / "train.safetensors", 2**29)
-    mapping = {
-        "name": "run",
-        "model": {"context_length": 1024},
-        "data": {"dataset": "data", "train_tokens": 2**24, "train_start": 2**28, "shuffle": True},
-        "batch": {"world_size": 2, "microbatch": 4, "accumulation": 1},
-    }
-    for steps, seconds, mebibytes in on_ranks(2, read_everything, mapping, tmp_path):
-        assert steps == 2048
-        assert mebibytes < LIMIT
-        assert seconds < 5

@@ -144,7 +144,7 @@ def wrap(group: Group) -> tuple[bool, float, bool, bool]:
     """Of a model that starts from other weights on each rank: what DDP makes of it."""
     model = build_gpt(SMALL, seed=group.process.rank)
     parallel = group.parallel(SequenceLoss(model))
-    parallel(torch.zeros(1, 8, dtype=torch.long), torch.full((1, 8), group.process.rank)).sum().backward()
+    parallel(torch.zeros(1, 8, dtype=torch.long), torch.full((1, 8), group.process.rank))[0].backward()
     grads = [parameter.grad for parameter in model.parameters()]
     return (
         parallel.find_unused_parameters,

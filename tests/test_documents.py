@@ -88,6 +88,7 @@ def test_commands_of_the_readme(tmp_path: Path, python_library: Path) -> None:
             words[:1] = [sys.executable, "-m", "training.cli"]
             words += ["--steps", "1"] if "verify" in words else []
             words += ["--dry-run"] if "push" in words else []
+            words += ["--rounds", "1", "--accumulation", "1", "--processes", "1"] if "bench" in words else []
         done = subprocess.run(words, cwd=copy, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         ran += 1

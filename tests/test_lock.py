@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from training.lock import BusyError, RemovedError, held, is_held
+from training.lock import BusyError, RemovedError, held, is_held, is_lost
 
 
 def test_a_lock_is_held_by_one_at_a_time_and_its_file_stays(tmp_path: Path) -> None:
@@ -41,6 +41,22 @@ def test_a_lock_whose_file_was_removed_is_not_held(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("training.lock._taken", removed)
     with pytest.raises(RemovedError), held(path):
         pass
+
+
+def test_a_lock_is_lost_with_its_file_or_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "lock"
+    for spoil in (path.unlink, lambda: path.parent.rename(tmp_path / "moved"), None):
+        path.parent.mkdir(exist_ok=True)
+        assert not is_lost(path), "nobody holds it"
+        with held(path):
+            assert not is_lost(path)
+            if spoil is not None:
+                spoil()
+                assert is_lost(path)
+                path.parent.mkdir(exist_ok=True)
+                path.touch()
+                assert is_lost(path), "it is another one"
+        assert not is_lost(path)
 
 
 def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Training that does not fit into memory: one sentence, with what to do."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,28 +23,44 @@ ON_CPU = (
 
 
 @pytest.mark.parametrize(
-    ("error", "microbatch", "bitwise", "told"),
+    ("error", "microbatch", "bitwise", "recomputing", "told"),
     [
-        (torch.OutOfMemoryError(ON_GPU), 2, False, r"\(CUDA out of memory\. Tried to allocate 2\.00 GiB\), with 8 seq.*"
-         r" x microbatch 2 x accumulation 4.*; go on with --microbatch 1 --resume auto: it is the same run"),
-        (RuntimeError(ON_CPU), 5, False, r"can't allocate memory.*; go on with --microbatch 2 --resume auto.*"),
-        (torch.OutOfMemoryError(ON_GPU), 2, True, r".*another run with batch\.microbatch below 2, which in bitwise.*"),
-        (torch.OutOfMemoryError(ON_GPU), 1, False, r".*less than one sequence at a time: use a device with more.*"),
+        (torch.OutOfMemoryError(ON_GPU), 2, False, False, r"\(CUDA out of memory\. Tried to allocate 2\.00 GiB\), with "
+         r"8 seq.* x microbatch 2 x accumulation 4.*; go on with --microbatch 1 --resume auto: it is the same run"),
+        (RuntimeError(ON_CPU), 5, False, True, r"can't allocate memory.*; go on with --microbatch 2 --resume auto.*"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), 2, False, True,
+         r"\(CUDA error: CUBLAS_STATUS_ALLOC_FAILED.*; go on with --microbatch 1 --resume auto.*"),
+        (torch.OutOfMemoryError(ON_GPU), 2, True, False, r".*go on with --activation-checkpointing --resume auto: .*"),
+        (torch.OutOfMemoryError(ON_GPU), 2, True, True, r".*another run with batch\.microbatch below 2, which.*"),
+        (torch.OutOfMemoryError(ON_GPU), 1, False, False, r".*go on with --activation-checkpointing --resume auto: .*"),
+        (torch.OutOfMemoryError(ON_GPU), 1, False, True, r".*less than one sequence at a time: use a device with.*"),
     ],
 )  # fmt: skip
-def test_the_sentence(error: RuntimeError, microbatch: int, bitwise: bool, told: str) -> None:
+def test_the_sentence(error: RuntimeError, microbatch: int, bitwise: bool, recomputing: bool, told: str) -> None:
     config = small_config(reproducibility="bitwise" if bitwise else "rounding")
     layout = plan_layout(config.batch, 1, microbatch, bitwise)
     with (
         pytest.raises(OneRankError, match=rf"^rank 0: out of memory on cpu .*{told}$"),
-        memory_told(ALONE, layout, config),
+        memory_told(ALONE, layout, config, recomputing),
     ):
         raise error
 
 
+def test_on_a_gpu_the_search_is_named() -> None:
+    config, on_gpu = small_config(), replace(ALONE, device=torch.device("cuda", 0))
+    with (
+        pytest.raises(OneRankError, match=r"same run \(--find-max-microbatch searches the largest that fits\)$"),
+        memory_told(on_gpu, plan_layout(config.batch, 1), config, recomputing=False),
+    ):
+        raise torch.OutOfMemoryError(ON_GPU)
+
+
 def test_other_errors_stay_what_they_are() -> None:
     config = small_config()
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_told(ALONE, plan_layout(config.batch, 1), config):
+    with (
+        pytest.raises(RuntimeError, match="mat1 and mat2"),
+        memory_told(ALONE, plan_layout(config.batch, 1), config, False),
+    ):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
@@ -52,7 +69,7 @@ def test_a_machine_without_the_memory_says_so_in_these_words() -> None:
     config = small_config()
     with (
         pytest.raises(OneRankError, match="out of memory on cpu"),
-        memory_told(ALONE, plan_layout(config.batch, 1), config),
+        memory_told(ALONE, plan_layout(config.batch, 1), config, False),
     ):
         torch.empty(2**55, dtype=torch.uint8)
 

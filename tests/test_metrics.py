@@ -16,6 +16,7 @@ from ranks import as_workers
 from small_records import GOOD, NAN, OVERFLOW, WITHOUT_TARGETS
 
 import ddp_train
+from training import lock
 from training.errors import RunError, UserError
 from training.evaluation import Evaluated
 from training.metrics import RunLog
@@ -295,6 +296,24 @@ def test_a_line_that_cannot_be_written_is_kept_and_raised_when_asked(path: Path)
     for ask in (log.check, log.sync):
         with pytest.raises(RunError, match=told):
             ask()
+
+
+def test_nothing_is_written_into_a_folder_that_took_the_place_of_the_runs(tmp_path: Path) -> None:
+    """It was moved or removed while this process was in a long moment, and another one trains there by now."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with lock.held(folder / lock.RUN_LOCK):
+        log = log_to(folder / "metrics.jsonl")
+        log.steps(numbered(GOOD), 1.0)
+        folder.rename(tmp_path / "moved")
+        folder.mkdir()
+        (folder / lock.RUN_LOCK).touch()
+        log.steps(numbered(GOOD, GOOD)[1:], 1.0)
+        assert log.failed
+        with pytest.raises(RunError, match=r"run: was removed or replaced by another folder while this run trained;"):
+            log.sync()
+    assert [path.name for path in folder.iterdir()] == [lock.RUN_LOCK]
+    assert len(lines_of(tmp_path / "moved" / "metrics.jsonl")) == 1
 
 
 def fill_disk_and_train(config: str, datasets: Path, output: Path) -> str:

@@ -3,7 +3,6 @@
 import pytest
 from small_configs import small_config
 
-from model.dropout import QUERY_ROWS
 from training.config_file import load_run_config
 from training.document_rows import DocumentSummary
 from training.layout import plan_layout
@@ -93,5 +92,11 @@ def test_the_memory_estimate() -> None:
     assert estimated_memory(float32, 12, "cpu") > estimates[2]
     without_dropout = load_run_config("8xa100m40-baseline", ["model.dropout=0"])
     masks_and_weights = estimates[2] - estimated_memory(without_dropout, 12, "cpu")
-    # Two masks in each of 12 layers, and some rows of the attention weights of one layer, not all 1024.
-    assert masks_and_weights == 12 * 2 * (12 * 1024 * 768) * 2 + 12 * 12 * QUERY_ROWS["cpu"] * 1024 * 20
+    # Two masks in each of 12 layers, and that of the embedding in float32.
+    assert masks_and_weights == (12 * 2 * 2 + 4) * 12 * 1024 * 768
+    small_head = load_run_config("8xa100m40-baseline", ["model.dropout=0", "model.vocab_size=100"])
+    one, again = (estimated_memory(small_head, 12, "cpu", recomputing) for recomputing in (False, True))
+    # Of 11 of the 12 blocks only the input is kept: 4 bytes instead of 2 * 4 + 16 * 2 for each number of the stream.
+    assert one - again == (11 * 40 - 12 * 4) * 12 * 1024 * 768
+    layout = plan_layout(small_head.batch, 8)
+    assert plan_lines(small_head, layout, None, "cuda", None, recomputing=True)[-1].endswith("activation checkpointing")

@@ -41,7 +41,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.gpt import GPT, GPTConfig, build_gpt
+from model.gpt import GPT, GPTConfig, build_gpt, parameter_count
 from training.config import Batch, Data, Loss, Optimizer, Precision, RunConfig
 from training.data import open_training_data
 from training.distributed import Group
@@ -350,22 +350,28 @@ def alternating(steps: int, sequences: int) -> Steps:
     return tuple(tuple(((step + i) % 4,) for i in range(sequences)) for step in range(steps))
 
 
+Exchanged = tuple[list[int], Counter[str], int]
+"""Indices of DDP's buckets, and all collectives by name, with their bytes."""
+
+
 class Collectives(TorchDispatchMode):
-    """Counts every collective that is started, also by DDP, by name."""
+    """Counts every collective that is started, also by DDP, by name, and the bytes handed to it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[str] = Counter()
+        self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         """Notes a call, and makes it."""
         if function.namespace == "c10d":
             self.counts[function.__name__] += 1
+            self.bytes += sum(tensor.nbytes for tensor in arguments[0])
         return function(*arguments, **(keywords or {}))
 
 
-def count_exchanges(group: Group, accumulation: int, bucket_cap_mb: float | None) -> tuple[list[int], Counter[str]]:
-    """Indices of the buckets that two steps exchanged, and all collectives of two steps and of reading them."""
+def count_exchanges(group: Group, accumulation: int, bucket_cap_mb: float | None) -> Exchanged:
+    """What two steps exchanged, and reading them."""
     buckets: list[int] = []
 
     def exchange(processes: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -395,22 +401,28 @@ def count_exchanges(group: Group, accumulation: int, bucket_cap_mb: float | None
     train(group, hooked, [2, 3])
     with Collectives() as collectives:
         train(group, plain, [2, 3])
-    return buckets, collectives.counts
+    return buckets, collectives.counts, collectives.bytes
 
 
-def count_all_exchanges(group: Group) -> dict[tuple[int, float | None], tuple[list[int], Counter[str]]]:
+def count_all_exchanges(group: Group) -> dict[tuple[int, float | None], Exchanged]:
     """By accumulation and size of DDP's buckets, None for ours."""
     return {(a, cap): count_exchanges(group, a, cap) for a in (1, 2, 8) for cap in (None, 0.005)}
 
 
 def test_g33_each_bucket_is_exchanged_once_a_step() -> None:
-    """Whatever the accumulation; reading two steps' results takes three collectives more, and nothing else does."""
+    """Whatever the accumulation; reading two steps' results takes three collectives more, and nothing else does.
+
+    So what is sent is the gradients, once a step, and for the reading 24 float64 numbers or fewer.
+    """
+    gradients_of_two_steps = 2 * 4 * parameter_count(RANDOM)
     for counts in on_ranks(2, count_all_exchanges):
-        for (_, cap), (buckets, collectives) in counts.items():
+        for (_, cap), (buckets, collectives, sent) in counts.items():
             number = max(counts[1, cap][0]) + 1
             assert number == 1 if cap is None else number > 1
             assert sorted(buckets[:number]) == sorted(buckets[number:]) == list(range(number))
             assert collectives == {"allreduce_.default": 2 * number + 3}
+            assert sent == counts[1, cap][2], "whatever the accumulation"
+            assert 0 < sent - gradients_of_two_steps <= 24 * 8
 
 
 def digests(group: Group) -> list[str]:

@@ -37,11 +37,8 @@ from training.step_records import (
 class Waits(TorchFunctionMode):
     """Counts what would make the host wait for a GPU: values that Python is given."""
 
+    count = 0
     NAMES = ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__float__", "__int__", "__index__", "__array__")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -54,7 +51,7 @@ class Syncs(TorchDispatchMode):
     """The same for what torch does itself, the backward and the optimizer included."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(
@@ -260,8 +257,10 @@ def test_a_run_names_the_sequences_that_spoil_it(
     workplace.write_tokens(tokens=tokens.astype(np.uint16))
     forward = SequenceLoss.forward
 
-    def spoil(self: SequenceLoss, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
-        return forward(self, inputs, targets, keys) * torch.where((inputs == 256).any(dim=1), math.nan, 1.0)
+    def spoil(self: SequenceLoss, inputs: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+        spoilt = torch.where((inputs == 256).any(dim=1), math.nan, 1.0)
+        loss, sums = forward(self, inputs, *others)
+        return loss * spoilt.sum(), sums * spoilt
 
     monkeypatch.setattr(SequenceLoss, "forward", spoil)
     config = workplace.write_config(data={"train_tokens": 4 * 512}, evaluation={"every": None})

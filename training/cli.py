@@ -9,6 +9,7 @@ from typing import Annotated, Never, cast, get_args
 
 import typer
 
+from training.benchmark.bench_command import bench
 from training.command import run_command
 from training.datasets_folder import known_datasets
 from training.errors import RunError, UserError
@@ -61,6 +62,7 @@ app.command()(compare)
 app.command()(push)
 app.command()(push_dataset)
 app.command()(study)
+app.command()(bench)
 
 
 @app.command()

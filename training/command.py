@@ -14,6 +14,7 @@ import typer
 
 from training.errors import InterruptionError, OneRankError, RunError, UserError, one_line
 from training.launcher import is_news, note_mistake
+from training.standard_streams import let_nothing_shown_end_the_command
 
 # typer brings its own click or uses the package, depending on its version.
 CommandLineError: type[Exception] = next(
@@ -30,6 +31,7 @@ def run_command(app: typer.Typer) -> Never:
 
     Of the processes of a run, one speaks; and not again when torchrun starts it again.
     """
+    let_nothing_shown_end_the_command()
     try:
         _be_ended_like_ctrl_c()
         if isinstance(sys.stdout, io.TextIOWrapper):

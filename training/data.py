@@ -1,6 +1,5 @@
 """Which rows of a dataset a step or the validation reads, and where the dataset comes from."""
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from training.datasets_folder import nearest_dataset
 from training.distributed import Group
 from training.document_rows import AnyRows, DocumentRows
 from training.errors import UserError
-from training.rows import Batch, Rows, TokenFile
+from training.rows import Batch, Rows, TokenFile, checked_pieces, described_vocabulary
 
 
 @dataclass(frozen=True)
@@ -208,22 +207,21 @@ def _validation_documents(config: RunConfig, file: TokenFile) -> DocumentRows:
 
 
 def check_vocabulary(rows: AnyRows, vocab_size: int, group: Group) -> None:
-    """Checks every id of a range, so that a foreign tokenizer is found before training. Every rank must call this.
+    """Checks ids of a range, so that a foreign tokenizer is found before training. Every rank must call this.
 
-    Each process checks a part.
+    Each process checks a part. Of a long range not all is looked at now; what is read later is checked then.
 
     Raises:
         UserError: on every rank, naming file, offset, id and vocabulary.
     """
     file, process = rows.file, group.process
-    bounds = [
-        rows.start + (rows.stop - rows.start) * part // process.world_size for part in range(process.world_size + 1)
-    ]
-    offset = file.first_bad_token(bounds[process.rank], bounds[process.rank + 1], vocab_size)
+    pieces = checked_pieces(rows.start, rows.stop)[process.rank :: process.world_size]
+    offset = _first_bad(file, pieces, vocab_size)
     nearest = torch.tensor(-file.length if offset is None else -offset, device=process.device)
     first = -int(group.maximum(nearest))
     if first < file.length:
-        raise _foreign_id(file, first, vocab_size)
+        raise UserError(file.foreign_id(first, vocab_size))
+    file.vocab_size = vocab_size
 
 
 def check_described_vocabulary(config: RunConfig, folder: Path) -> None:
@@ -232,31 +230,18 @@ def check_described_vocabulary(config: RunConfig, folder: Path) -> None:
     Raises:
         UserError: naming file, offset, id and vocabulary.
     """
-    described = _described_vocabulary(folder)
+    described = described_vocabulary(folder)
     if described is None or described <= config.model.vocab_size:
         return
     rows = open_training_data(config, folder).rows
-    offset = rows.file.first_bad_token(rows.start, rows.stop, config.model.vocab_size)
+    offset = _first_bad(rows.file, checked_pieces(rows.start, rows.stop), config.model.vocab_size)
     if offset is not None:
-        raise _foreign_id(rows.file, offset, config.model.vocab_size)
+        raise UserError(rows.file.foreign_id(offset, config.model.vocab_size))
 
 
-def _foreign_id(file: TokenFile, offset: int, vocab_size: int) -> UserError:
-    described = _described_vocabulary(file.path.parent)
-    remedy = f": {described:,} ids; set model.vocab_size={described}" if described and described > vocab_size else ""
-    return UserError(
-        f"{file.path}: the id {file.read(offset, offset + 1)[0]} at offset {offset:,} is not in the model's "
-        f"vocabulary of {vocab_size:,} (model.vocab_size); the data belongs to another tokenizer{remedy}"
-    )
-
-
-def _described_vocabulary(folder: Path) -> int | None:
-    """How many ids a dataset's tokenizer has, by its dataset.json; None where that does not say."""
-    try:
-        size = json.loads((folder / "dataset.json").read_bytes())["vocab_size"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return size if isinstance(size, int) else None
+def _first_bad(file: TokenFile, pieces: Sequence[range], vocab_size: int) -> int | None:
+    found = (file.first_bad_token(piece.start, piece.stop, vocab_size) for piece in pieces)
+    return next((offset for offset in found if offset is not None), None)
 
 
 def provide_dataset(data: Data, datasets: Path) -> str | None:

@@ -245,8 +245,8 @@ def _average_in_bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future
     """Averages a bucket of gradients with half the bytes sent. torch's own hook for it refuses gloo."""
     buffer = bucket.buffer()
     rounded = buffer.div_(dist.get_world_size()).to(torch.bfloat16)
-    work = dist.all_reduce(rounded, async_op=True)
-    return work.get_future().then(lambda averaged: buffer.copy_(averaged.value()[0]))
+    exchanged: torch.futures.Future[list[Tensor]] = dist.all_reduce(rounded, async_op=True).get_future()
+    return exchanged.then(lambda averaged: buffer.copy_(averaged.value()[0]))
 
 
 def is_loss(error: BaseException) -> bool:

@@ -89,7 +89,7 @@ def evaluate(
                     totals[3] += 1
                     break
                 inputs, targets = rows.read(part)
-                sums = module(to_device(inputs, process.device), to_device(targets, process.device))
+                _, sums = module(to_device(inputs, process.device), to_device(targets, process.device))
                 totals[0] += in_units(sums).sum()
                 counted = targets[targets != IGNORED]
                 totals[1] += counted.numel()

@@ -11,6 +11,10 @@ RUN_LOCK = ".lock"
 """Its name in the folder of a run, held by the process that trains it."""
 
 
+_descriptors: dict[Path, int] = {}
+"""Of the locks that this process holds."""
+
+
 class BusyError(Exception):
     """Another process holds the lock."""
 
@@ -44,7 +48,25 @@ def held(path: Path, seconds: float = 0.0) -> Iterator[None]:
             same = False
         if not same:
             raise RemovedError
-        yield
+        _descriptors[path] = lock.fileno()
+        try:
+            yield
+        finally:
+            del _descriptors[path]
+
+
+def is_lost(path: Path) -> bool:
+    """Whether a lock that this process holds is no longer that of its file: the folder was removed, or another one.
+
+    A process that does not hold it has not lost it.
+    """
+    descriptor = _descriptors.get(path)
+    if descriptor is None:
+        return False
+    try:
+        return not os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return True
 
 
 def is_held(path: Path) -> bool:

@@ -5,21 +5,24 @@ gradients of the processes, so each microbatch is multiplied by the world size b
 else. The weights depend only on the numbers of targets, which every process knows before the first forward.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812  (the field's name for it)
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
 
 from model.gpt import GPT
+from model.half_products import product_type, sum_type, working_type
 
 IGNORED = -100
 """Marks a position of the targets that is no target."""
 
-CHUNK_LOGITS = 2**25
-"""Most logits held at once, in numbers (128 MiB in float32)."""
+CHUNK_ROWS = {"cpu": 512, "cuda": 2048}
+"""Positions whose logits are held at once (on a GPU this was not measured)."""
 
 Reduction = Literal["token", "microbatch_mean", "sum"]
 
@@ -51,46 +54,122 @@ def target_weights(reduction: Reduction, targets: np.ndarray, microbatch: int) -
 
 
 class SequenceLoss(nn.Module):
-    """The module that is trained: a model, and the loss of each sequence of a microbatch.
-
-    Where the logits would be large (GPT-2's vocabulary), the head is applied to some positions at a time, and again
-    in the backward, so that they are never held all at once.
-    """
+    """The module that is trained: a model, and the loss of each sequence of a microbatch."""
 
     def __init__(self, model: GPT) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, inputs: Tensor, targets: Tensor, keys: Tensor | None = None) -> Tensor:
-        """Sums of the token losses.
+    def forward(
+        self, inputs: Tensor, targets: Tensor, keys: Tensor | None = None, weights: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """What to call backward on, and the sums of the token losses.
 
         Args:
             inputs: (B, T) int64 token ids.
             targets: (B, T) int64 token ids, or IGNORED.
             keys: of the dropout masks; see GPT.hidden.
+            weights: of the targets, by sequence, times the scale of the loss where there is one; (B,); None = 1.
 
         Returns:
-            (B,) float32, or float64 of a model in float64: for each sequence the sum over its targets of the cross
-            entropy, in nats.
+            The sum over all targets of weight x loss, (), and, without a gradient, for each sequence the sum over its
+            targets of the cross entropy in nats, (B,); both float32, or float64 of a model in float64.
         """
         hidden = self.model.hidden(inputs, keys).flatten(0, 1)  # (B*T, E)
-        rows = max(1, CHUNK_LOGITS // self.model.config.vocab_size)
-        if len(hidden) <= rows:
-            losses = self._token_losses(hidden, targets.flatten())
-        else:
-            pairs = zip(hidden.split(rows), targets.flatten().split(rows), strict=True)
-            losses = torch.cat(
-                [
-                    checkpoint(self._token_losses, part, wanted, use_reentrant=False, preserve_rng_state=False)
-                    for part, wanted in pairs
-                ]
-            )
-        return losses.view(targets.shape).sum(dim=1)
+        head, dtype = self.model.head.weight, working_type(hidden)
+        if weights is None:
+            weights = torch.ones(len(targets), device=targets.device)
+        weights = weights.to(sum_type(dtype)).unsqueeze(1).expand(targets.shape).flatten()  # (B*T,)
+        weighted, losses = head_loss(hidden, head, targets.flatten(), weights, dtype)
+        return weighted, losses.view(targets.shape).sum(dim=1)
 
-    def _token_losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        # A view, so that each chunk has its own half-precision copy: autocast would share one copy among all of them,
-        # and the head's gradient would be summed over the chunks in half precision.
-        head = self.model.head.weight
-        logits = F.linear(hidden, head.view_as(head))  # (rows, V)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
+
+def head_loss(
+    hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Applies the head to some positions at a time.
+
+    Args:
+        hidden: (N, E).
+        head: (V, E).
+        targets: (N,) int64, or IGNORED.
+        weights: of the targets; (N,), in float32 at least.
+        dtype: in which products are taken; what follows from the logits is float32 at least.
+
+    Returns:
+        The sum of the weighted losses, (), and the losses, (N,), 0 where a target is IGNORED and without a gradient.
+    """
+    if torch.is_grad_enabled():
+        apply: Callable[..., tuple[Tensor, Tensor]] = _HeadLoss.apply  # typed in some versions of torch only
+        return apply(hidden, head, targets, weights, dtype)
+    losses = _losses(hidden, head, targets, dtype, None)
+    return weights @ losses, losses
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The same as a function of autograd's.
+
+    What the losses weigh is known, so the gradient is formed in the forward, while a chunk's logits are there: they
+    are computed once and never held all at once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, weights: Tensor, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        gradients = _Gradients(weights, torch.empty_like(hidden), torch.zeros_like(head, dtype=sum_type(dtype)))
+        losses = _losses(hidden, head, targets, dtype, gradients)
+        ctx.save_for_backward(gradients.of_hidden, gradients.of_head)
+        ctx.head_dtype = head.dtype
+        ctx.mark_non_differentiable(losses)
+        return weights @ losses, losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        of_hidden, of_head = ctx.saved_tensors
+        return of_hidden * upstream, (of_head * upstream).to(ctx.head_dtype), None, None, None
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """Of the sum of the weighted losses."""
+
+    weights: Tensor
+    """(N,)."""
+    of_hidden: Tensor
+    """(N, E), written chunk by chunk."""
+    of_head: Tensor
+    """(V, E), added up over the chunks; float32 also where the products are of a half type."""
+
+
+def _losses(hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, gradients: _Gradients | None) -> Tensor:
+    """The losses, and where it is wanted, their gradient: written to what is given for it."""
+    losses, size = [], CHUNK_ROWS[hidden.device.type]
+    with torch.autocast(hidden.device.type, enabled=False):
+        exact = product_type(dtype, hidden.device.type)
+        head = head.to(dtype).to(exact)
+        for start in range(0, len(hidden), size):
+            rows = slice(start, start + size)
+            part, wanted = hidden[rows].to(dtype).to(exact), targets[rows]
+            logits = (part @ head.t()).to(dtype)  # (rows, V)
+            table = torch.softmax(logits, dim=-1, dtype=sum_type(dtype))
+            # ln of the sum of exp, from the likeliest token. log_softmax would give it too, but then the slopes need
+            # exp, which on CPUs takes many times as long as softmax where its results are denormal.
+            normaliser = logits.amax(-1) - table.amax(-1).log()
+            loss = normaliser + F.nll_loss(logits, wanted, ignore_index=IGNORED, reduction="none")
+            loss.masked_fill_(wanted == IGNORED, 0)
+            losses.append(loss)
+            if gradients is None:
+                continue
+            # p - 1 at the target, p elsewhere, times the weight.
+            places = wanted.clamp(min=0).unsqueeze(1)
+            table.scatter_(1, places, torch.expm1(-loss).unsqueeze(1))
+            table.mul_(gradients.weights[rows].masked_fill(wanted == IGNORED, 0).unsqueeze(1))
+            slopes = table.to(dtype).to(exact)
+            gradients.of_hidden[rows] = slopes @ head
+            if exact == gradients.of_head.dtype:
+                gradients.of_head.addmm_(slopes.t(), part)
+            else:
+                gradients.of_head.add_(slopes.t() @ part)
+    return torch.cat(losses)

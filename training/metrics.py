@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from training import lock
 from training.errors import RunError
 from training.evaluation import Evaluated
 from training.json_file import strict_json
@@ -113,10 +114,19 @@ class RunLog:
 
     def sync(self) -> None:
         """Flushes what has been written to the disk; a RunError where that is not everything."""
+        self._look_at_the_folder()
         self.check()
         if self._is_main and self._path.exists():
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
+
+    def _look_at_the_folder(self) -> None:
+        """Makes a failure of it where the folder is no longer this run's: another process may be training there."""
+        if self._failure is None and lock.is_lost(self._path.with_name(lock.RUN_LOCK)):
+            self._failure = (
+                f"{self._path.parent}: was removed or replaced by another folder while this run trained; nothing more "
+                "is written; bring back the folder and go on with --resume latest, or start again"
+            )
 
     def close(self) -> None:
         """Ends what is shown of the progress."""
@@ -142,6 +152,7 @@ class RunLog:
 
     def _write(self, line: dict[str, Any]) -> None:
         with self._one_at_a_time:  # the loop, the checkpoints' thread and the uploads'
+            self._look_at_the_folder()
             if not self._is_main or self.failed:  # behind half a line, another could not be read
                 return
             try:

@@ -1,6 +1,6 @@
 """What a run will do, in a few lines, before it does it."""
 
-from model.dropout import QUERY_ROWS
+from model.attention import QUERY_ROWS
 from model.gpt import parameter_count
 from training.config import CosineSchedule, RunConfig
 from training.document_rows import DocumentSummary
@@ -10,7 +10,12 @@ GIB = 2**30
 
 
 def plan_lines(
-    config: RunConfig, layout: Layout, total_steps: int | None, device: str, documents: DocumentSummary | None = None
+    config: RunConfig,
+    layout: Layout,
+    total_steps: int | None,
+    device: str,
+    documents: DocumentSummary | None = None,
+    recomputing: bool = False,
 ) -> list[str]:
     """The plan of a run: steps, tokens, parameters, data, layout, learning rate, precision, memory.
 
@@ -20,6 +25,7 @@ def plan_lines(
         total_steps: of the run; None while the length of the data is not known.
         device: "cpu" or "cuda".
         documents: what is trained on, where that is documents: their steps differ in length.
+        recomputing: whether activations are checkpointed.
     """
     tokens, epochs = config.tokens_per_step, config.data.epochs
     if total_steps is None:
@@ -33,13 +39,14 @@ def plan_lines(
     precision = "float32" if config.precision.amp == "off" else f"{config.precision.amp} autocast"
     exchanged = "gradients exchanged in bf16, " if config.precision.gradients == "bf16" else ""
     refused = " (refused here: fp16 needs a GPU)" if (config.precision.amp, device) == ("fp16", "cpu") else ""
+    memory = estimated_memory(config, layout.microbatch, device, recomputing)
     return [
         f"run {config.name}{interventions}: {parameter_count(config.model):,} parameters, {steps}",
         *([f"data: {documents.sentence(config.model.context_length)}"] if documents else []),
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, {exchanged}on {device}{refused}",
-        f"memory: about {estimated_memory(config, layout.microbatch, device) / GIB:.1f} GiB per process",
+        f"memory: about {memory / GIB:.1f} GiB per process" + " with activation checkpointing" * recomputing,
     ]
 
 
@@ -53,25 +60,38 @@ def _schedule(config: RunConfig, total_steps: int | None) -> str:
     return f"{peak:g} after a warm-up of {warmup}, then a cosine to {peak * config.schedule.final_fraction:g}"
 
 
-def estimated_memory(config: RunConfig, microbatch: int, device: str) -> int:
-    """A rough estimate, in bytes, of what one process needs at its peak beside the libraries.
+def estimated_memory(config: RunConfig, microbatch: int, device: str, recomputing: bool = False) -> int:
+    """What the tensors of one process take at their peak, in bytes, beside the libraries.
 
-    Weights, gradients and AdamW's two moments in float32, in bitwise mode sums in int64 as well; activations kept for
-    the backward, about 18 numbers per token and width in each block, with dropout the masks of its two branches as
-    well; the attention weights of the rows that are computed at once, with dropout, which no fused kernel does for
-    us; the logits of one chunk of the head.
+    Weights, gradients and AdamW's two moments in float32, in bitwise mode sums in int64 as well; what the backward
+    needs of the activations; and what comes for a moment on top: the logits of one chunk of the head with the head's
+    gradient, or the gradients inside one block. An allocator that cannot use every gap needs more than this.
+
+    Args:
+        config: the run's.
+        microbatch: sequences at once.
+        device: "cpu" or "cuda".
+        recomputing: whether activations are checkpointed.
     """
-    from training.loss import CHUNK_LOGITS
+    from training.loss import CHUNK_ROWS
 
-    model = config.model
-    tokens = microbatch * model.context_length
-    size = 4 if config.precision.amp == "off" else 2
-    block = (20 if model.dropout else 18) * tokens * model.emb_dim * size
-    weights = 0
+    model, size = config.model, 4 if config.precision.amp == "off" else 2
+    stream = microbatch * model.context_length * model.emb_dim  # numbers of the residual stream
+    # Of a block: its input and that of its second norm in float32; both norms' output, in a half type once more for
+    # each of three products; query, key, value and what attention makes of them; 4 + 4 in the MLP; two masks.
+    numbers = 16 if size == 2 else 14
+    block = stream * (2 * 4 + (numbers + 2 * bool(model.dropout)) * size)
+    copies = 12 * model.emb_dim**2 * 2 if size == 2 else 0  # of the weights, which autocast keeps
+    within = stream * (2 * 4 + 8 * size)
     if model.dropout:
         # In the backward: weights, mask and slopes in float32, the slopes' product, what was dropped, hashes.
         rows = min(QUERY_ROWS[device], model.context_length)
-        weights = microbatch * model.n_heads * rows * model.context_length * (3 * 4 + 2 * size + 4)
-    logits = min(tokens * model.vocab_size, CHUNK_LOGITS) * 4 * 3
+        within = max(within, microbatch * model.n_heads * rows * model.context_length * (3 * 4 + 2 * size + 4))
+    kept = model.n_layers * (block + copies)
+    if recomputing:
+        kept, within = model.n_layers * (stream * 4 + copies), block + within
+    table = 4 * model.vocab_size * model.emb_dim
+    chunk = min(microbatch * model.context_length, CHUNK_ROWS[device]) * model.vocab_size * (4 + size)
+    ends = stream * 4 * (4 if model.dropout else 3)  # around the final norm, and the embedding's mask
     per_parameter = 24 if config.bitwise else 16
-    return per_parameter * parameter_count(model) + model.n_layers * block + weights + logits
+    return per_parameter * parameter_count(model) + kept + ends + max(chunk + table, 2 * table, within)

@@ -6,9 +6,11 @@ document_rows.py.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from training.errors import UserError
+from training.errors import OneRankError, UserError
 from training.foreign_file import instead
 
 Tokens = NDArray[np.int64]
@@ -28,6 +30,10 @@ LIMITS = {"U16": 2**16 - 1, "U32": 2**32 - 1, "I32": 2**31 - 1, "I64": 2**63 - 1
 FINGERPRINT_PIECES, FINGERPRINT_TOKENS = 64, 8192
 CHECKED_AT_ONCE = 2**23
 """Tokens in one piece of a pass over a whole file."""
+CHECKED_WHOLE = 2**27
+"""Ranges of at most so many tokens are checked whole before training (256 MiB of uint16)."""
+SAMPLES, SAMPLE_TOKENS = 64, 2**16
+"""Of a longer one so many pieces of so many tokens; what lies between them is checked as it is read."""
 
 
 class TokenFile:
@@ -59,6 +65,8 @@ class TokenFile:
         self.limit = LIMITS[dtype]
         self.signed = dtype.startswith("I")
         self.length: int = shape[0]
+        self.vocab_size: int | None = None
+        """Number of ids that `read` may find; None = any."""
         self._ends = file.get_slice("document_ends") if "document_ends" in names else None
         self._mask = file.get_slice("loss_mask") if "loss_mask" in names else None
         self._check_documents()
@@ -138,8 +146,18 @@ class TokenFile:
         return mask
 
     def read(self, start: int, stop: int) -> Tokens:
-        """The tokens of a part of the file, as int64."""
+        """The tokens of a part of the file, as int64.
+
+        Raises:
+            OneRankError: one of them is not below `vocab_size`; naming file, offset, id and vocabulary. Other ranks,
+                which read other parts, know nothing of it.
+        """
         tokens: Tokens = self._tokens[start:stop].astype(np.int64)
+        if self.vocab_size is not None and (bad := self._first_outside(tokens, self.vocab_size)) is not None:
+            raise OneRankError(
+                f"{self.foreign_id(start + bad, self.vocab_size)}; it lies where a start does not look in so long a "
+                "file (`isobatch prepare --check` looks everywhere), and the last checkpoint is as it was"
+            )
         return tokens
 
     def fingerprint(self) -> str:
@@ -152,21 +170,58 @@ class TokenFile:
         if self._ends is not None:
             digest.update(self._ends[:].tobytes())
         size = min(FINGERPRINT_TOKENS, self.length)
-        for start in np.unique(np.linspace(0, self.length - size, FINGERPRINT_PIECES).astype(np.int64)).tolist():
-            digest.update(self.read(start, start + size).tobytes())
+        starts = np.linspace(0, self.length - size, FINGERPRINT_PIECES).astype(np.int64).tolist()
+        for start in dict.fromkeys(starts):
+            digest.update(self._tokens[start : start + size].astype(np.int64).tobytes())  # whatever they are
             if self._mask is not None:
                 digest.update(self._mask[start : start + size].tobytes())
         return digest.hexdigest()
 
     def first_bad_token(self, start: int, stop: int, vocab_size: int) -> int | None:
         """Offset of the first id in [start, stop) that is not in [0, vocab_size)."""
-        if not self.signed and self.limit < vocab_size:
-            return None
         for begin in range(start, stop, CHECKED_AT_ONCE):
-            piece = self._tokens[begin : min(begin + CHECKED_AT_ONCE, stop)]
-            if int(piece.max()) >= vocab_size or (self.signed and int(piece.min()) < 0):
-                return begin + int(np.flatnonzero((piece >= vocab_size) | (piece < 0))[0])
+            bad = self._first_outside(self._tokens[begin : min(begin + CHECKED_AT_ONCE, stop)], vocab_size)
+            if bad is not None:
+                return begin + bad
         return None
+
+    def _first_outside(self, tokens: NDArray[np.integer[Any]], vocab_size: int) -> int | None:
+        if (not self.signed and self.limit < vocab_size) or not len(tokens):
+            return None
+        if int(tokens.max()) < vocab_size and (not self.signed or int(tokens.min()) >= 0):
+            return None
+        return int(np.flatnonzero((tokens >= vocab_size) | (tokens < 0))[0])
+
+    def foreign_id(self, offset: int, vocab_size: int) -> str:
+        """What is said of an id that the model does not have, with the size that the dataset's description states."""
+        described = described_vocabulary(self.path.parent)
+        remedy = (
+            f": {described:,} ids; set model.vocab_size={described}" if described and described > vocab_size else ""
+        )
+        return (
+            f"{self.path}: the id {self._tokens[offset : offset + 1][0]} at offset {offset:,} is not in the model's "
+            f"vocabulary of {vocab_size:,} (model.vocab_size); the data belongs to another tokenizer{remedy}"
+        )
+
+
+def described_vocabulary(folder: Path) -> int | None:
+    """How many ids a dataset's tokenizer has, by its dataset.json; None where that does not say."""
+    try:
+        size = json.loads((folder / "dataset.json").read_bytes())["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return size if isinstance(size, int) else None
+
+
+def checked_pieces(start: int, stop: int) -> list[range]:
+    """What is looked at of [start, stop) before training: all of it, or where it is long a part, spread evenly.
+
+    So that a file of any length costs a start no more than a second, and a foreign tokenizer is found all the same.
+    """
+    if stop - start <= CHECKED_WHOLE:
+        return [range(begin, min(begin + CHECKED_AT_ONCE, stop)) for begin in range(start, stop, CHECKED_AT_ONCE)]
+    begins = np.linspace(start, stop - SAMPLE_TOKENS, SAMPLES).astype(np.int64).tolist()
+    return [range(begin, begin + SAMPLE_TOKENS) for begin in begins]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,8 @@ def held(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if folder.is_dir() and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
+            is_ours = folder.is_dir() and not lock.is_lost(folder / LOCK)
+            if is_ours and [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
                 (folder / LOCK).unlink()
                 folder.rmdir()
 

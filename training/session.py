@@ -14,6 +14,7 @@ from training.background_report import BackgroundReport
 from training.changes import LENGTH, Passes, compare_configs, refuse_changes
 from training.checkpoint_files import FOR_THE_MODEL, list_checkpoints, problem_of
 from training.checkpoint_writer import CheckpointWriter
+from training.compilation import compile_blocks
 from training.config import REPOSITORY, RunConfig
 from training.config_check import config_of_record
 from training.data import (
@@ -34,6 +35,7 @@ from training.gradients import gradient_sums
 from training.hub.background_upload import BackgroundUploads, remove_held
 from training.layout import plan_layout
 from training.loss import SequenceLoss
+from training.memory import keep_freed_memory
 from training.metrics import RunLog
 from training.metrics_file import first_value
 from training.optimizer import build_optimizer
@@ -43,6 +45,16 @@ from training.snapshot import TrainingState, weights_digest
 from training.step import Trainer, build_scaler
 from training.tokenizer import load_tokenizer, token_byte_lengths
 from training.tracking.trackers import Trackers
+
+
+@dataclass(frozen=True)
+class Means:
+    """How this machine computes the run: the command line's, none of which makes it another run."""
+
+    microbatch: int | None = None
+    """Most sequences at once; None = the config's."""
+    activation_checkpointing: bool = False
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,11 +121,18 @@ class Session:
 
 
 def build(
-    config: RunConfig, folder: Path, datasets: Path, microbatch: int | None, opening: Opening, group: Group
+    config: RunConfig,
+    folder: Path,
+    datasets: Path,
+    means: Means,
+    opening: Opening,
+    group: Group,
 ) -> Session:
     """Opens the data and builds the model, with the weights and the optimizer state to go on from. Collective."""
     process = group.process
-    layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
+    layout = plan_layout(config.batch, process.world_size, means.microbatch, config.bitwise)
+    if process.device.type == "cpu":
+        keep_freed_memory()
     torch.set_float32_matmul_precision(config.precision.matmul)
     if config.bitwise:
         process.use_reproducible_kernels()
@@ -127,16 +146,19 @@ def build(
     tokenizer = load_tokenizer(tokenizer_path) if tokenizer_path else None
 
     model = build_gpt(config.model, config.seeds.weights).to(process.device)
+    model.recompute_blocks = means.activation_checkpointing
     optimizer = build_optimizer(model, config.optimizer)
     if source is not None:
         group.first("weights", lambda: load_weights(Path(source), model))  # all get rank 0's below
     if opening.checkpoint is not None:
         group.first("optimizer", lambda: load_optimizer(folder / str(opening.checkpoint), model, optimizer))
         broadcast_optimizer(optimizer, group)
+    compiled = compile_blocks(model, config, layout.microbatch, group) if means.compile else None
     gradients = gradient_sums(SequenceLoss(model), group, config)
     clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
     log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
-    for remark in [*process.remarks(), *unused_tokenizer(config.data, datasets)] if process.is_main else []:
+    remarks = [*process.remarks(), *unused_tokenizer(config.data, datasets)] if process.is_main else []
+    for remark in [*remarks, *([compiled] if compiled else [])]:
         log.say(remark)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     uploads = uploads_of(config, folder, log) if process.is_main else None

@@ -1,0 +1,1 @@
+"""What a machine makes of a config: `isobatch bench`."""
