@@ -51,6 +51,7 @@ TAKEN: dict[str, Any] = {
     "data.tokenizer": "other.json",
     "precision.amp": "bf16",
     "precision.matmul": "highest",
+    "precision.gradients": "bf16",
     "optimizer.learning_rate": 1e-3,
     "optimizer.weight_decay": 0.01,
     "optimizer.betas": [0.9, 0.95],

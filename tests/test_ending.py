@@ -223,3 +223,28 @@ def test_a_sample_that_fails_is_a_warning(workplace: Workplace, capsys: pytest.C
         f"run: a sample: could not be made, but the run is saved ({data / 'dataset.json'}: " in capsys.readouterr().err
     )
     assert (run.folder / "report.md").exists()
+
+
+@pytest.mark.parametrize("kept", [0, 6, -1], ids=["empty", "cut early", "cut late"])
+def test_the_end_of_a_run_whose_record_was_cut(
+    workplace: Workplace, capsys: pytest.CaptureFixture[str], kept: int
+) -> None:
+    """Nothing is left to train: what is said at the end comes from the checkpoint where the record lacks it."""
+    config = workplace.write_config()
+    run = workplace.train_here(config)
+    whole = read_metrics(run.folder / "metrics.jsonl")
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run.folder / "metrics.jsonl").write_text("".join(lines[:kept]) + lines[kept][:9])
+    capsys.readouterr()
+    again = workplace.train_here(config, resume="latest")
+    said = capsys.readouterr().err
+    assert "Tokens seen: 5,120\n" in said
+    assert ("metrics.jsonl: lacks step" in said) == ("Not recorded: step" in said) == (kept >= 0)
+    best = whole.best_validation()
+    assert best is not None
+    assert f"{best['loss']:.3f} at step {best['step']}" in said
+    report = (again.folder / "report.md").read_text()
+    assert "Finished: step 10" in report
+    assert ("lacks step" in report) == (kept >= 0)
+    end = again.of_kind("event")[-1]
+    assert (end["event"], end["step"], end["tokens"], end["best_step"]) == ("finished", 10, 5120, best["step"])

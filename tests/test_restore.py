@@ -102,7 +102,7 @@ def test_a_file_that_is_something_else_is_named_by_its_reader(tmp_path: Path, co
         ("step", 4.5, "step: "),
         ("step", "4", "step: "),
         ("best_loss", float("nan"), "best_loss: "),
-        ("epoch", 1, "epoch is not known here; update"),
+        ("epoch", 1, "was written by another version of Isobatch: epoch is not known here; "),
         ("step", -5, "step: "),
         ("step", 10**25, "step: "),
         ("step", 3, "is the state after step 3, not that of the folder's name; call the folder step_00000003, or move"),

@@ -75,7 +75,7 @@ def test_the_script_is_one_and_asks_for_a_signal_and_requeueing() -> None:
 def test_only_what_was_interrupted_is_put_into_the_queue_again(
     tmp_path: Path, srun: str, signals: list[signal.Signals], status: int, requeued: int
 ) -> None:
-    """By the end of its time. What Slurm itself ends, it puts back or not, if it is still there; it saves first."""
+    """By its time's end. What Slurm itself ends, it puts back or not, if it is still there; training saves first."""
     slurm = Slurm(tmp_path, srun)
     job = slurm.start("tiny", "datasets/")
     while signals and not (tmp_path / "ready").exists():

@@ -87,7 +87,7 @@ def config_of_record(mapping: Mapping[str, Any], where: str) -> RunConfig:
         return config_from_mapping(mapping, where)
     except ConfigError as error:
         unknown = [problem.partition(":")[0] for problem in error.problems if ": unknown key;" in problem]
-        if not unknown:
+        if len(unknown) < len(error.problems):  # it is no record of ours
             raise
         raise ConfigError(another_version(where, unknown)) from None
 

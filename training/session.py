@@ -157,10 +157,9 @@ def build(
     gradients = gradient_sums(SequenceLoss(model), group, config)
     clip_norm, intervals = config.optimizer.clip_norm, (config.evaluation.every, config.checkpoint.every)
     log = RunLog(folder / METRICS, process.is_main, data.total_steps, clip_norm, *intervals)
-    for remark in [*process.remarks(), *unused_tokenizer(config.data, datasets)] if process.is_main else []:
+    remarks = [*process.remarks(), *unused_tokenizer(config.data, datasets)] if process.is_main else []
+    for remark in [*remarks, *([compiled] if compiled else [])]:
         log.say(remark)
-    if compiled:
-        log.say(compiled)
     trainer = Trainer(config, process, layout, data, gradients, optimizer, build_scaler(config.precision))
     uploads = uploads_of(config, folder, log) if process.is_main else None
     return Session(
