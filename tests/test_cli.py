@@ -134,7 +134,7 @@ for verb in ([], *([name] for name in sys.argv[1:])):
     assert not heavy, (verb, heavy)
 """
     verbs = ["prepare", "push", "push-dataset", "report", "sample", "export", "import", "evaluate", "verify", "compare"]
-    verbs.append("study")
+    verbs += ["study", "bench"]
     assert len(verbs) == len(cli.app.registered_commands)
     command = [sys.executable, "-c", code, *verbs]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)

@@ -1,5 +1,8 @@
 """--compile: the same run on compiled kernels, or without them where there is no compiler."""
 
+import sys
+from collections.abc import Iterator
+
 import pytest
 import torch
 from ranks import on_ranks
@@ -17,6 +20,14 @@ MODEL = GPTConfig(vocab_size=50, context_length=24, emb_dim=32, n_heads=2, n_lay
 KEYS = dropout_keys(1, 2, range(1), MODEL)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch's compiler warns of PyTorch's own parts
+
+
+@pytest.fixture(autouse=True)
+def _recursion_limit() -> Iterator[None]:
+    """PyTorch's compiler raises it for the whole process, and other tests rely on it."""
+    limit = sys.getrecursionlimit()
+    yield
+    sys.setrecursionlimit(limit)
 
 
 def config_of(amp: str) -> RunConfig:
