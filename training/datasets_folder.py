@@ -2,10 +2,13 @@
 
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from training.config import Data
 from training.errors import UserError
 from training.file_digest import file_digest
+
+if TYPE_CHECKING:  # which imports PyTorch
+    from training.config import Data
 
 ALIKE = 0.8
 TOKENIZER = "tokenizer.json"
@@ -33,7 +36,7 @@ def known_datasets(folder: Path | None) -> Path | None:
     return folder
 
 
-def unused_tokenizer(data: Data, datasets: Path) -> list[str]:
+def unused_tokenizer(data: "Data", datasets: Path) -> list[str]:
     """The line about a data.tokenizer that is not used, as the dataset has another one of its own; else none."""
     from training.data import named_tokenizer_file
 
