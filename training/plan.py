@@ -48,8 +48,12 @@ def plan_lines(
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, {exchanged}on {device}{refused}",
-        f"memory: about {memory / GIB:.1f} GiB per process" + " with activation checkpointing" * recomputing,
+        f"memory: about {_size(memory)} per process" + " with activation checkpointing" * recomputing,
     ]
+
+
+def _size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"
 
 
 def _schedule(config: RunConfig, total_steps: int | None) -> str:
