@@ -37,6 +37,7 @@ from training.ending import attempt, finish_run, is_finished, sample_text
 from training.errors import UserError
 from training.free_space import check_free_space, disk_line
 from training.interruption import Interruption
+from training.launch_record import begun_by_this_launch, note_launch
 from training.layout import Layout, describe, plan_layout
 from training.loop import best_of, train, with_comparable_best
 from training.memory import memory_told
@@ -47,9 +48,7 @@ from training.run_folder import (
     METRICS,
     Opening,
     begin,
-    begun_by_this_launch,
     held,
-    note_launch,
     open_run,
     refuse_to_start_beside,
     saved_overrides,

@@ -51,9 +51,9 @@ def test_links_lead_somewhere() -> None:
 def test_each_module_has_its_tests() -> None:
     """tests/test_<module>.py one to one."""
     # Tested in test_cli.py, test_config.py, test_runs.py, test_export_check.py, test_push.py, test_hub_upload.py and
-    # test_comparison_page.py.
+    # test_comparison_page.py, and test_report.py.
     elsewhere = ["errors", "config_check", "session", "loop", "load_with_transformers", "hub_commands", "hub_retry"]
-    elsewhere += ["comparison_figures"]
+    elsewhere += ["comparison_figures", "report_sections"]
     for path in [*REPOSITORY.glob("model/[a-z]*.py"), *REPOSITORY.glob("training/**/[a-z]*.py")]:
         if path.stem not in elsewhere:
             assert (REPOSITORY / "tests" / f"test_{path.stem}.py").exists(), f"{path.stem} has no tests of its own"

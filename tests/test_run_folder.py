@@ -35,9 +35,7 @@ from training.run_folder import (
     METRICS,
     Opening,
     begin,
-    begun_by_this_launch,
     held,
-    note_launch,
     open_run,
     refuse_to_start_beside,
     saved_overrides,
@@ -253,25 +251,6 @@ def test_resuming_where_there_is_nothing(folder: Path) -> None:
     start(folder)
     with pytest.raises(UserError, match=f"^{folder}: there is no complete checkpoint"):
         open_run(folder, small_config(), "latest", overwrite=False)
-
-
-def test_every_node_that_sees_the_folder_knows_what_its_torchrun_has_begun(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 0 may be on another machine after a restart; a torchrun that had no part in it is another launch."""
-    of_node = {name: f"torchrun of {name}" for name in ("a", "b", "c")}
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "ours")
-    for name, begins in (("a", True), ("b", False)):
-        monkeypatch.setattr(run_folder, "launch", lambda name=name: of_node[name])
-        if begins:
-            start(folder)
-        assert begun_by_this_launch(folder) == begins
-        note_launch(folder)
-        assert begun_by_this_launch(folder)
-    monkeypatch.setattr(run_folder, "launch", lambda: of_node["c"])
-    assert not begun_by_this_launch(folder)
-    note_launch(folder.parent / "not shared")
-    assert not (folder.parent / "not shared").exists()
 
 
 def test_a_node_that_holds_the_run_keeps_rank_0_from_beginning_elsewhere(folder: Path) -> None:

@@ -18,7 +18,7 @@ from training.checkpoint_files import RESCUE, SUPERSEDED, checkpoint_name, find_
 from training.config import RunConfig, config_mapping
 from training.config_check import config_of_record
 from training.errors import UserError
-from training.launcher import note_begun
+from training.launch_record import LAUNCH, begin_record, begun_by_this_launch
 from training.metrics_file import Metrics, cut_back, read_if_any, read_to_go_on
 from training.restore import read_state
 from training.yaml_reader import yaml_text
@@ -27,7 +27,6 @@ CONFIG = "config.yaml"
 METRICS = "metrics.jsonl"
 LOCK = lock.RUN_LOCK
 SECONDS_TO_WAIT_FOR_LOCK = 5.0
-LAUNCH = ".launch"
 WRITTEN = (CONFIG, METRICS, LAUNCH, *(f".{name}.new" for name in (CONFIG, METRICS, "latest", "best")))
 """What is written anew in the folder of a run that goes on."""
 OURS = re.compile(
@@ -245,44 +244,13 @@ def _begin(folder: Path, opening: Opening) -> None:
     else:
         supersede(folder, opening.checkpoint, opening.superseded)
     # Before the run's other files: where a signal ends it here, the restart must know them for its own.
-    (folder / LAUNCH).write_text(launch() + "\n")
+    begin_record(folder)
     beside = folder / f".{CONFIG}.new"
     comment = "# The resolved config of this run: base, interventions and overrides are in the values already.\n"
     beside.write_text(comment + yaml_text(opening.config), encoding="utf-8")
     os.replace(beside, folder / CONFIG)
     state = opening.state or {"step": 0, "evaluation_due": False}
     cut_back(folder / METRICS, state["step"], state["evaluation_due"])
-
-
-def launch() -> str:
-    """Names the torchrun that has started this process, if one has: the same for all its restarts, no other's.
-
-    Its run id alone may be the next one's too (--rdzv-id), and so may its process id, in a container.
-    """
-    agent = os.getppid()
-    return f"{os.environ.get('TORCHELASTIC_RUN_ID')} {agent} {_started(agent)}"
-
-
-def begun_by_this_launch(folder: Path) -> bool:
-    """Whether the torchrun that has started this process had begun the run itself, and so has restarted it.
-
-    Its count of restarts does not tell where there are several nodes: each counts only those that it caused, and rank
-    0's may have caused none. It has to help out only where the system does not tell one torchrun from the next.
-
-    True on the nodes that see the run's folder: if one is lost, rank 0 is on another.
-    """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or not (folder / LAUNCH).is_file():
-        return False
-    tells = bool(_started(os.getppid())) or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    return tells and launch() in (folder / LAUNCH).read_text().splitlines()
-
-
-def note_launch(folder: Path) -> None:
-    """Adds the torchrun of this node to those that have begun the run; one process of each node does this."""
-    note_begun()
-    if (folder / LAUNCH).is_file() and not begun_by_this_launch(folder):
-        with (folder / LAUNCH).open("a") as file:
-            file.write(launch() + "\n")
 
 
 def refuse_to_start_beside(folder: Path) -> None:
@@ -299,16 +267,6 @@ def refuse_to_start_beside(folder: Path) -> None:
         f"{folder}: on {socket.gethostname()} it holds {found} of this run, and on the machine of rank 0 nothing; "
         "share the output folder, copy the run there, or remove it here if it is another one"
     )
-
-
-def _started(process_id: int) -> str:
-    """When a process has started: the system's current boot, and clock ticks since; empty but on Linux."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # The program's name, in parentheses, may hold blanks; the start is the 22nd word, of proc(5).
-        return f"{boot} {Path(f'/proc/{process_id}/stat').read_text().rpartition(')')[2].split()[19]}"
-    except OSError:
-        return ""
 
 
 def _is_trifle(path: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 from training.errors import one_line
 from training.hub.card_text import REPOSITORY_ID, code, escaped, linked, page
 from training.preparation.check_dataset import CheckedDataset
-from training.report import table
+from training.report_sections import table
 
 LICENCES = (
     *("apache-2.0", "mit", "bsd-2-clause", "bsd-3-clause", "gpl-2.0", "gpl-3.0", "lgpl-3.0", "gfdl", "unlicense"),

@@ -10,7 +10,7 @@ from training.config import RunConfig, config_mapping
 from training.hub.card_text import code, escaped, linked, page
 from training.hub.dataset_card import source_lines, source_repositories
 from training.metrics_file import Metrics
-from training.report import change_section, chart_section, duration, fenced, place_section, table
+from training.report_sections import change_section, chart_section, duration, fenced, place_section, table
 from training.yaml_reader import yaml_text
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from training.laboratory.comparability import UNITS
 from training.laboratory.comparison import Comparison, Row, Run
 from training.laboratory.comparison_summary import how_to_read
 from training.laboratory.statistics import CONFIDENCE
-from training.report import duration, table
+from training.report_sections import duration, table
 
 Form = Literal["terminal", "markdown", "csv", "json"]
 FORMS: tuple[Form, ...] = get_args(Form)
