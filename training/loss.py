@@ -21,7 +21,7 @@ from model.half_products import product_type, sum_type, working_type
 IGNORED = -100
 """Marks a position of the targets that is no target."""
 
-CHUNK_ROWS = {"cpu": 512, "cuda": 2048}
+CHUNK_ROWS = {"cpu": 1024, "cuda": 2048}
 """Positions whose logits are held at once (on a GPU this was not measured)."""
 
 Reduction = Literal["token", "microbatch_mean", "sum"]
