@@ -48,7 +48,7 @@ def plan_lines(
         f"layout: {describe(layout, config.batch)}",
         f"learning rate: {_schedule(config, total_steps)}",
         f"precision: {precision}, float32 products {config.precision.matmul}, {exchanged}on {device}{refused}",
-        f"memory: about {_size(memory)} per process" + " with activation checkpointing" * recomputing,
+        f"memory: about {_size(memory)} of tensors per process" + " with activation checkpointing" * recomputing,
     ]
 
 
