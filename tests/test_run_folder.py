@@ -26,11 +26,11 @@ from training.config import RunConfig, config_mapping
 from training.config_check import config_from_mapping
 from training.errors import UserError
 from training.file_digest import file_digest
+from training.launch_record import LAUNCH
 from training.metrics_file import read_metrics
 from training.restore import read_state
 from training.run_folder import (
     CONFIG,
-    LAUNCH,
     LOCK,
     METRICS,
     Opening,
