@@ -113,21 +113,23 @@ def main(
     overrides = saved_overrides(folder, resume, fresh) if resume else fresh
     config = load_run_config(run, overrides, resume is not None, folder)
     process = Process.from_environment()
+    if compile_model:
+        refuse_to_compile(config)
+    if find_max_microbatch:
+        beside = {f"--microbatch {microbatch}": microbatch, "--dry-run": dry_run, "--compile": compile_model}
+        refuse_to_search(config, process.device, [option for option, given in beside.items() if given])
     if dry_run:
         remarks = open_run(folder, config, resume, overwrite).remarks if resume else []
         layout = plan_layout(config.batch, process.world_size, microbatch, config.bitwise)
         print_plan(config, layout, datasets, process, remarks, activation_checkpointing)
         return
     if find_max_microbatch:
-        refuse_to_search(config, process.device, microbatch)
         with process.group() as group:
             lines = search_max_microbatch(config, group, activation_checkpointing)
         if process.is_main:
             print("\n".join(lines))
         return
     means = Means(microbatch, activation_checkpointing, compile_model)
-    if compile_model:
-        refuse_to_compile(config)
     another = "add --set precision.amp=bf16 (or off), which is another run than that of the config"
     refuse_fp16_without_gpu(config.precision, process.device.type != "cpu", another)
     with process.group() as group, ExitStack() as stack:

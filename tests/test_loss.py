@@ -250,3 +250,16 @@ def test_sequences_that_weigh_nothing_have_no_gradient_but_a_loss() -> None:
     assert (sums > 100).all()
     assert len(gradients) == len(list(module.parameters()))
     assert all((gradient == 0).all() for gradient in gradients)
+
+
+def test_large_logits_lose_nothing_where_they_cancel() -> None:
+    """All of them 10,000 larger: the losses and the slopes are the same, and each row's slopes add up to nothing."""
+    generator = torch.Generator().manual_seed(3)
+    hidden = torch.ones(6, 2)
+    head = torch.stack([torch.randn(40, generator=generator), torch.full((40,), 1e4)], dim=1).requires_grad_()
+    losses = head_loss(hidden, head, torch.arange(6), torch.ones(6), torch.float32)
+    losses[0].backward()
+    logits = head.detach()[:, 0].add(1e4).expand(6, 40)
+    torch.testing.assert_close(losses[1], torch.nn.functional.cross_entropy(logits, torch.arange(6), reduction="none"))
+    assert head.grad is not None
+    assert head.grad[:, 0].sum().abs() < 2e-6

@@ -116,21 +116,21 @@ def test_what_does_not_fit_at_all_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "microbatch", "sections", "told"),
+    ("device", "beside", "sections", "told"),
     [
         (
             CPU,
-            None,
+            [],
             {},
             "needs a GPU, as on a CPU the system kills .* cannot be caught; choose with --microbatch M",
         ),
-        (GPU, 3, {}, "excludes --microbatch 3"),
-        (GPU, None, {"reproducibility": "bitwise"}, "the config's microbatch, 2, stays .*; leave the option out"),
+        (GPU, ["--microbatch 3", "--dry-run"], {}, "excludes --microbatch 3, --dry-run: it trains nothing"),
+        (GPU, [], {"reproducibility": "bitwise"}, "the config's microbatch, 2, stays .*; leave the option out"),
     ],
 )
-def test_what_is_refused(device: torch.device, microbatch: int | None, sections: dict[str, Any], told: str) -> None:
+def test_what_is_refused(device: torch.device, beside: list[str], sections: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=f"^--find-max-microbatch: {told}"):
-        refuse_to_search(small_config(**sections), device, microbatch)
+        refuse_to_search(small_config(**sections), device, beside)
 
 
 def test_the_command_refuses_on_a_cpu(workplace: Workplace) -> None:

@@ -94,7 +94,7 @@ def verify(workplace: Workplace, *options: str) -> "subprocess.CompletedProcess[
 @pytest.mark.slow
 def test_the_whole_command(workplace: Workplace) -> None:
     """Status 0 where the layouts agree, 1 where they do not; nothing is left behind."""
-    done = verify(workplace, "--layout", "1", "--layout", "3x1", "--tolerance", "0", "--steps", "3")
+    done = verify(workplace, "--layout", "1", "--layout", "3x1", "--tolerance", "0", "--steps", "9")
     assert done.returncode == 1, done.stderr
     assert "the layouts differ by more than rounding" in done.stderr
     first, second = (re.split(r" {2,}", line) for line in done.stdout.splitlines()[1:3])

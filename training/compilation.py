@@ -38,6 +38,11 @@ def compile_blocks(model: GPT, config: RunConfig, microbatch: int, group: Group)
             block._compiled_call_impl = None  # as it was: there is no public way back
         reason = problem or "on another rank"
         return f"--compile: is not possible here ({reason}); going on without, which is the same run"
+    # Other shapes, of documents or of a smaller microbatch, and evaluation are compiled when they come; what cannot be
+    # compiled then goes on as it is written.
+    import torch._dynamo.config as compiler
+
+    compiler.suppress_errors = True
     return f"compiled in {time.perf_counter() - started:.0f} s"
 
 
@@ -50,6 +55,9 @@ def _problem(model: GPT, config: RunConfig, microbatch: int, device: torch.devic
         keys = dropout_keys(0, 0, range(microbatch), shape).to(device)[:, 1 : 3 + shape.n_heads]
     first = model.blocks[0]
     try:
+        import torch._dynamo.config as compiler  # not before it is wanted: it takes a second to import
+
+        compiler.suppress_errors = False  # as long as it is tried
         for block in model.blocks:
             block.compile()
         with autocast(config.precision, device):

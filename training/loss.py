@@ -154,10 +154,12 @@ def _losses(hidden: Tensor, head: Tensor, targets: Tensor, dtype: torch.dtype, g
             part, wanted = hidden[rows].to(dtype).to(exact), targets[rows]
             logits = (part @ head.t()).to(dtype)  # (rows, V)
             table = torch.softmax(logits, dim=-1, dtype=sum_type(dtype))
-            # ln of the sum of exp, from the likeliest token. log_softmax would give it too, but then the slopes need
-            # exp, which on CPUs takes many times as long as softmax where its results are denormal.
-            normaliser = logits.amax(-1) - table.amax(-1).log()
-            loss = normaliser + F.nll_loss(logits, wanted, ignore_index=IGNORED, reduction="none")
+            # From the likeliest token: how far behind it the target is, and the ln of the likeliest one's probability.
+            # log_softmax would give it too, but then the slopes need exp, which on CPUs takes many times as long as
+            # softmax where its results are denormal.
+            target = F.nll_loss(logits, wanted, ignore_index=IGNORED, reduction="none")  # its logit, negative
+            behind = logits.amax(-1).to(table.dtype) + target.to(table.dtype)
+            loss = behind - table.amax(-1).log()
             loss.masked_fill_(wanted == IGNORED, 0)
             losses.append(loss)
             if gradients is None:

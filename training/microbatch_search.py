@@ -14,7 +14,7 @@ from model.gpt import GPTConfig, build_gpt
 from training.config import Batch, RunConfig
 from training.data import TrainingData
 from training.distributed import Group, Process
-from training.errors import RunError, UserError
+from training.errors import OneRankError, RunError, UserError
 from training.gradients import AveragedGradients
 from training.layout import Layout, describe, plan_layout
 from training.loss import SequenceLoss
@@ -27,15 +27,15 @@ MARGIN = 0.05
 """Share of a GPU's memory that is held while trying: the allocations of a long run lie less closely than a step's."""
 
 
-def refuse_to_search(config: RunConfig, device: torch.device, microbatch: int | None) -> None:
-    """Refuses a search that has nothing to find, or cannot be made.
+def refuse_to_search(config: RunConfig, device: torch.device, beside: Sequence[str]) -> None:
+    """Refuses a search that has nothing to find, cannot be made, or stands beside options that it would not heed.
 
     Raises:
         UserError: saying which.
     """
     option = "--find-max-microbatch"
-    if microbatch is not None:
-        raise UserError(f"{option}: excludes --microbatch {microbatch}, which is what it searches; give one of them")
+    if beside:
+        raise UserError(f"{option}: excludes {', '.join(beside)}: it trains nothing and searches with eager kernels")
     if config.bitwise:
         raise UserError(
             f"{option}: the config's microbatch, {config.batch.microbatch}, stays with reproducibility: bitwise, as "
@@ -67,17 +67,23 @@ def search_max_microbatch(config: RunConfig, group: Group, activation_checkpoint
         RunError: not even one sequence at a time fits.
     """
     world_size = group.process.world_size
-    trial = Trial(config, group, activation_checkpointing)
     sizes = microbatch_sizes(config.batch, world_size)
+    remedy = "use a device with more memory, or a smaller model"
+    if not activation_checkpointing:
+        remedy = f"add --activation-checkpointing, which needs less; else {remedy}"
+    nothing_fits = f"--find-max-microbatch: not even one sequence at a time fits on every GPU; {remedy}"
     found = None
-    if trial.fits(sizes[0]):
-        trial.exchange(sizes[0])
-        found = largest_that_fits(sizes, trial.fits)
+    try:
+        trial = Trial(config, group, activation_checkpointing)
+        if trial.fits(sizes[0]):
+            trial.exchange(sizes[0])
+            found = largest_that_fits(sizes, trial.fits)
+    except RuntimeError as error:  # outside of `fits`: the model itself, or DDP's memory
+        if not is_out_of_memory(error):
+            raise
+        raise OneRankError(nothing_fits) from None
     if found is None:
-        remedy = "use a device with more memory, or a smaller model"
-        if not activation_checkpointing:
-            remedy = f"add --activation-checkpointing, which needs less; else {remedy}"
-        raise RunError(f"--find-max-microbatch: not even one sequence at a time fits on every GPU; {remedy}")
+        raise RunError(nothing_fits)
     options = ["--activation-checkpointing"] * activation_checkpointing + [f"--microbatch {found}"]
     return [
         f"the largest microbatch that fits, with {100 * MARGIN:g} % of the memory kept free, is {found} of {sizes[-1]}",

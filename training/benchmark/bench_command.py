@@ -41,6 +41,7 @@ def bench(
 
     from training.benchmark.bench_process import Plan
     from training.benchmark.bench_report import build_report, report_lines
+    from training.compilation import refuse_to_compile
     from training.config import config_mapping
     from training.config_check import refuse_fp16_without_gpu
     from training.config_file import load_run_config
@@ -48,6 +49,8 @@ def bench(
     config = load_run_config(run, overrides or [])
     gpus = torch.cuda.device_count()
     refuse_fp16_without_gpu(config.precision, gpus > 0, "measure another precision with --set precision.amp=bf16")
+    if compile_model:
+        refuse_to_compile(config)
     counts = sorted(set(processes or [1, gpus or 2]))
     if gpus and counts[-1] > gpus:
         raise UserError(

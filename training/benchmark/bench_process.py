@@ -11,7 +11,6 @@ import gc
 import json
 import math
 import sys
-import tempfile
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -139,6 +138,8 @@ class Bench:
     trainers: list[Trainer]
     """By accumulation, and last one without exchange, with the largest."""
     log: RunLog
+    folder: Path
+    """The plan's."""
 
     def measure(self, rounds: int) -> list[Measured]:
         """Runs all rounds, and the profiled steps; by trainer. Every rank must call this."""
@@ -203,10 +204,9 @@ class Bench:
                 self.log.steps(*reader.read())
         if profiler is None:
             return {}
-        with tempfile.TemporaryDirectory() as folder:
-            trace = Path(folder) / "trace.json"
-            profiler.export_chrome_trace(str(trace))
-            return seconds_by_part(json.loads(trace.read_text())["traceEvents"])
+        trace = self.folder / "trace.json"
+        profiler.export_chrome_trace(str(trace))
+        return seconds_by_part(json.loads(trace.read_text())["traceEvents"])
 
     def _rate(self) -> float:
         """FLOP/s of large matrix products, all processes together, each at the same time."""
@@ -289,7 +289,7 @@ def build_bench(plan: Plan, config: RunConfig, group: Group) -> Bench:
         trainers.append(Trainer(changed, process, layout, opened, way, optimizer, scaler))
     log = RunLog(folder / f"metrics{process.world_size}.jsonl", process.is_main, EPOCHS, config.optimizer.clip_norm)
     log.start(0, 0.0, 0)
-    return Bench(group, config, trainers, log)
+    return Bench(group, config, trainers, log, folder)
 
 
 def main(plan_file: Annotated[Path, typer.Argument()]) -> None:
