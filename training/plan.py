@@ -92,7 +92,7 @@ def estimated_memory(config: RunConfig, microbatch: int, device: str, recomputin
     # theirs but under autocast; of the activation; query, key and value; what attention makes of them, where that is
     # not the product's input itself; two masks.
     inputs = (9 if half else 7) * product
-    attention = (3 + (half and in_blocks)) * size if in_blocks or product == size else 4 * product
+    attention = (3 + in_blocks) * size if in_blocks or product == size else 4 * product
     block = stream * (2 * 4 + inputs + 4 * size + attention + 2 * bool(model.dropout) * size)
     copies = 12 * model.emb_dim**2 * product if half else 0  # of the weights, in the type of the products
     within = stream * (4 + 4 * product)  # the gradients around the activation, where the block's are freed by turns
