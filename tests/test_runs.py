@@ -17,7 +17,7 @@ from ranks import as_workers
 from safetensors.torch import load_file
 from small_checkpoints import set_final_norm
 
-from training import run_folder
+from training import launch_record
 from training.errors import RunError, UserError
 
 GOLDEN_DATA = {"train_tokens": 20_480}
@@ -311,7 +311,7 @@ def test_a_restart_by_torchrun_repeats_a_refusal(
     if another == "run id":
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     else:
-        monkeypatch.setattr(run_folder, "_started", lambda process_id: "at another time")
+        monkeypatch.setattr(launch_record, "_started", lambda process_id: "at another time")
     with pytest.raises(UserError, match="holds a run already"):
         workplace.train_here(config)
     with pytest.raises(UserError, match="step_00000003"):
